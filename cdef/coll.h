@@ -1,0 +1,84 @@
+/* coll.h - communicators and their collective operators on the native path.
+ *
+ * Preconditions of every operator: the communicator is open; all its ranks call the same operators in the same order, one at
+ * a time per communicator (different communicators may be used by different threads). Buffers: `send` is only read; counts of
+ * reductions are elements, all other lengths are bytes; a NULL send means MPI.IN_PLACE where MPI allows it; recv of ranks where it is
+ * not significant is ignored. Blocking until the operator is complete on this rank.
+ *
+ * Every operator returns SMPI_OK; SMPI_MPI when all ranks agreed that MPI does it (nothing was written); SMPI_ERR_MISMATCH on all
+ * ranks when arguments differ (nothing was written, communicator usable); SMPI_ERR_INTERRUPTED or SMPI_ERR_REVOKED. */
+
+typedef struct smpi_comm smpi_comm;
+
+enum smpi_operator {
+    SMPI_BARRIER, SMPI_BCAST, SMPI_REDUCE, SMPI_ALLREDUCE, SMPI_ALLGATHER, SMPI_ALLGATHERV, SMPI_ALLTOALL, SMPI_ALLTOALLV,
+    SMPI_OPERATOR_COUNT
+};
+
+/* How an operator's bytes travel. inline: in the entry line or the slot behind it; direct: user memory to user memory; staged:
+ * through the heap in chunks where a rank's memory is not registered; mpi: by the MPI library. */
+enum smpi_path { SMPI_PATH_INLINE, SMPI_PATH_DIRECT, SMPI_PATH_STAGED, SMPI_PATH_MPI, SMPI_PATH_COUNT };
+
+/* Why a rank asked for the path mpi. Published in its entry line. */
+enum smpi_why {
+    SMPI_WHY_NOT,        /* it did not ask */
+    SMPI_WHY_DATATYPE,   /* a datatype the native path does not decode */
+    SMPI_WHY_OP,         /* a user-defined op, or an op that MPI does not define for this type */
+    SMPI_WHY_DEVICE,     /* not in host memory */
+    SMPI_WHY_ALIAS,      /* send and receive buffers overlap */
+    SMPI_WHY_LAYOUT,     /* displacements or counts that the native path does not take */
+    SMPI_WHY_MEMORY,     /* no heap memory left for staging */
+    SMPI_WHY_COUNT
+};
+
+/* Basic element types of reductions. */
+enum smpi_type {
+    SMPI_BYTE, SMPI_BOOL,
+    SMPI_INT8, SMPI_INT16, SMPI_INT32, SMPI_INT64, SMPI_UINT8, SMPI_UINT16, SMPI_UINT32, SMPI_UINT64,
+    SMPI_FLOAT16, SMPI_BFLOAT16, SMPI_FLOAT32, SMPI_FLOAT64, SMPI_LONGDOUBLE,
+    SMPI_COMPLEX64, SMPI_COMPLEX128, SMPI_CLONGDOUBLE,
+    SMPI_TYPE_COUNT
+};
+
+/* Reduction ops, combined in rank order: ((x0 op x1) op x2) … */
+enum smpi_op {
+    SMPI_SUM, SMPI_PROD, SMPI_MAX, SMPI_MIN, SMPI_LAND, SMPI_LOR, SMPI_LXOR, SMPI_BAND, SMPI_BOR, SMPI_BXOR,
+    SMPI_OP_COUNT
+};
+
+const char *smpi_operator_name(int op);
+const char *smpi_path_name(int path);
+const char *smpi_why_name(int why);
+const char *smpi_type_name(int type);
+const char *smpi_op_name(int op);
+size_t smpi_type_size(int type);              /* bytes of one element; 0 when out of range */
+int smpi_op_is_legal(int type, int op);       /* 1 where the MPI standard (5.1, section 6.9.2) defines op for type */
+
+/* Two steps, so that the ranks can exchange gates in between. new: members[i] is the supernode rank of communicator rank i;
+ * allocates this rank's gate in its heap; NULL without memory. gate: the gate's address as this rank sees it. open: gates[i] is what
+ * rank i's smpi_comm_gate said; after it operators may be called as soon as this rank likes. close: never waits; this rank's gate
+ * is reused once all peers have closed too. The pointer is dead afterwards. */
+smpi_comm *smpi_comm_new(smpi_world *world, int rank, int size, const int32_t *members);
+uint64_t smpi_comm_gate(const smpi_comm *comm);
+int smpi_comm_open(smpi_comm *comm, const uint64_t *gates);
+void smpi_comm_close(smpi_comm *comm);
+
+/* This rank cannot do operator natively, for the reason why: enters so that all ranks agree on the path mpi. SMPI_MPI, or an error
+ * as above. */
+int smpi_needs_mpi(smpi_comm *comm, int operator_, int why);
+
+int smpi_barrier(smpi_comm *comm);
+int smpi_bcast(smpi_comm *comm, void *buffer, size_t bytes, int root);
+int smpi_reduce(smpi_comm *comm, const void *send, void *recv, size_t count, int type, int op, int root);
+int smpi_allreduce(smpi_comm *comm, const void *send, void *recv, size_t count, int type, int op);
+/* send_bytes: this rank's block; recv holds size blocks of recv_bytes. send NULL: this rank's block is already in recv. */
+int smpi_allgather(smpi_comm *comm, const void *send, size_t send_bytes, void *recv, size_t recv_bytes);
+/* Rank i's block goes to recv + displs[i] and has counts[i] bytes. */
+int smpi_allgatherv(smpi_comm *comm, const void *send, size_t send_bytes, void *recv, const int64_t *counts, const int64_t *displs);
+int smpi_alltoall(smpi_comm *comm, const void *send, size_t send_bytes, void *recv, size_t recv_bytes); /* bytes of one block */
+int smpi_alltoallv(smpi_comm *comm, const void *send, const int64_t *send_counts, const int64_t *send_displs, void *recv,
+                   const int64_t *recv_counts, const int64_t *recv_displs);
+
+/* Counters of this process, all communicators together: calls[operator * SMPI_PATH_COUNT + path], why[reason] as asked by this
+ * rank, bytes[path]: user bytes this rank passed in. */
+void smpi_stats(const smpi_world *world, uint64_t *calls, uint64_t *bytes, uint64_t *why);

@@ -1,0 +1,30 @@
+/* world.h - what the layers above see of a world: its members' segments and the few facts agreed at start.
+ *
+ * The struct is filled by fabric/world.c and the two drivers; after smpi_world_start everything but the counters and the hook is
+ * constant, so reading needs no lock. A process normally has one world; tests make several, one per thread, over one mapping. */
+#ifndef SMPI_FABRIC_WORLD_H
+#define SMPI_FABRIC_WORLD_H
+
+#include <stdatomic.h>
+
+#include "../stratampi.h"
+
+struct smpi_heap;
+struct smpi_memfd;
+
+struct smpi_world {
+    int rank, size;          /* in the supernode */
+    int cores;               /* usable by all its ranks together */
+    const char *driver;      /* "none" until a driver has mapped the segments */
+    uint64_t bytes;          /* of one segment */
+    char **segment;          /* [size] where this process sees each rank's segment */
+    ptrdiff_t *delta;        /* [size] to add to an address of rank r to reach the same byte here; normally 0 */
+    struct smpi_memfd *memfd; /* driver state until smpi_memfd_finish */
+    struct smpi_heap *heap;  /* in segment[rank] */
+    int (*hook)(void);
+    _Atomic uint64_t calls[SMPI_OPERATOR_COUNT * SMPI_PATH_COUNT]; /* written by this process only */
+    _Atomic uint64_t call_bytes[SMPI_PATH_COUNT];
+    _Atomic uint64_t why[SMPI_WHY_COUNT];
+};
+
+#endif
