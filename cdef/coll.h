@@ -54,13 +54,13 @@ const char *smpi_op_name(int op);
 size_t smpi_type_size(int type);              /* bytes of one element; 0 when out of range */
 int smpi_op_is_legal(int type, int op);       /* 1 where the MPI standard (5.1, section 6.9.2) defines op for type */
 
-/* Two steps, so that the ranks can exchange gates in between. new: members[i] is the supernode rank of communicator rank i;
- * allocates this rank's gate in its heap; NULL without memory. gate: the gate's address as this rank sees it. open: gates[i] is what
- * rank i's smpi_comm_gate said; after it operators may be called as soon as this rank likes. close: never waits; this rank's gate
+/* Two steps, so that the ranks can exchange gates in between. new: allocates this rank's gate in its heap; NULL without memory.
+ * gate: the gate's address as this rank sees it. open: members[i] is the supernode rank of communicator rank i and gates[i] what its
+ * smpi_comm_gate said; after it operators may be called as soon as this rank likes. close: never waits; this rank's gate
  * is reused once all peers have closed too. The pointer is dead afterwards. */
-smpi_comm *smpi_comm_new(smpi_world *world, int rank, int size, const int32_t *members);
+smpi_comm *smpi_comm_new(smpi_world *world, int rank, int size);
 uint64_t smpi_comm_gate(const smpi_comm *comm);
-int smpi_comm_open(smpi_comm *comm, const uint64_t *gates);
+int smpi_comm_open(smpi_comm *comm, const int32_t *members, const uint64_t *gates);
 void smpi_comm_close(smpi_comm *comm);
 
 /* This rank cannot do operator natively, for the reason why: enters so that all ranks agree on the path mpi. SMPI_MPI, or an error
