@@ -20,6 +20,7 @@ struct smpi_world {
     char **segment;          /* [size] where this process sees each rank's segment */
     ptrdiff_t *delta;        /* [size] to add to an address of rank r to reach the same byte here; normally 0 */
     struct smpi_memfd *memfd; /* driver state until smpi_memfd_finish */
+    int fd;                  /* own segment's descriptor, kept open for forked children (close-on-exec); -1: unknown */
     struct smpi_heap *heap;  /* in segment[rank] */
     int (*hook)(void);
     _Atomic uint64_t calls[SMPI_OPERATOR_COUNT * SMPI_PATH_COUNT]; /* written by this process only */
