@@ -5,6 +5,7 @@
 #ifndef SMPI_FABRIC_WORLD_H
 #define SMPI_FABRIC_WORLD_H
 
+#include <pthread.h>
 #include <stdatomic.h>
 
 #include "../stratampi.h"
@@ -23,6 +24,8 @@ struct smpi_world {
     int fd;                  /* own segment's descriptor, kept open for forked children (close-on-exec); -1: unknown */
     struct smpi_heap *heap;  /* in segment[rank] */
     int (*hook)(void);
+    struct smpi_parting *parting; /* gates this rank has closed and some peer has not (sync/comm.c) */
+    pthread_mutex_t parting_lock;
     _Atomic uint64_t calls[SMPI_OPERATOR_COUNT * SMPI_PATH_COUNT]; /* written by this process only */
     _Atomic uint64_t call_bytes[SMPI_PATH_COUNT];
     _Atomic uint64_t why[SMPI_WHY_COUNT];
