@@ -23,6 +23,7 @@ const char *smpi_status_name(int status)
     case SMPI_ERR_MISMATCH: return "SMPI_ERR_MISMATCH";
     case SMPI_ERR_INTERRUPTED: return "SMPI_ERR_INTERRUPTED";
     case SMPI_ERR_REVOKED: return "SMPI_ERR_REVOKED";
+    case SMPI_ERR_ALIAS: return "SMPI_ERR_ALIAS";
     }
     return "unknown status";
 }

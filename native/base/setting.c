@@ -36,8 +36,9 @@ static const struct row table[SMPI_SET_COUNT] = {
                                "NumPy arrays of at least this size are placed in the heap"},
     [SMPI_SET_SPIN] = {"STRATAMPI_SPIN", NUMBER, "us", "-1", -1, NULL,
                        "how long a waiting rank spins before it sleeps; -1 = chosen by cores and ranks"},
-    [SMPI_SET_STREAM_MIN] = {"STRATAMPI_STREAM_MIN", NUMBER, "bytes", "-1", -1, NULL,
-                             "working set from which non-temporal stores are used; -1 = by the size of the last-level cache"},
+    [SMPI_SET_STREAM_MIN] =
+        {"STRATAMPI_STREAM_MIN", NUMBER, "bytes", "-1", -1, NULL,
+         "working set from which non-temporal stores are used; -1 = by the size of the last-level cache"},
     [SMPI_SET_STAGE_CHUNK] = {"STRATAMPI_STAGE_CHUNK", NUMBER, "bytes", "64K", 1, NULL, "one chunk on the staged path"},
     [SMPI_SET_KERNELS] = {"STRATAMPI_KERNELS", NAME, "name", "auto", 0, "auto base avx2 avx512",
                           "instruction set of the copy and reduction kernels: auto, base, avx2 or avx512"},

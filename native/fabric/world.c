@@ -33,6 +33,7 @@ smpi_world *smpi_world_new(int rank, int size)
     world->segment = segment;
     world->delta = delta;
     world->fd = -1;
+    pthread_mutex_init(&world->parting_lock, NULL);
     return world;
 }
 
@@ -44,6 +45,7 @@ void smpi_world_delete(smpi_world *world)
         smpi_heap_delete(world);
     smpi_memfd_finish(world);
     smpi_memfd_unmap(world);
+    pthread_mutex_destroy(&world->parting_lock);
     free(world->segment);
     free(world->delta);
     free(world);
