@@ -89,8 +89,10 @@ static int parse_number(const char *text, int64_t *number)
 
 static int is_choice(const char *choices, const char *text)
 {
-    size_t length = strlen(text);
-    for (const char *at = choices; length > 0 && at != NULL; at = strchr(at, ' ')) {
+    size_t length = strcspn(text, " ");
+    if (length == 0 || text[length] != '\0')
+        return 0;
+    for (const char *at = choices; at != NULL; at = strchr(at, ' ')) {
         at += *at == ' ';
         if (strncmp(at, text, length) == 0 && (at[length] == ' ' || at[length] == '\0'))
             return 1;
