@@ -1,0 +1,175 @@
+"""Communicators: mpi4py's classes with the collectives of `Collectives` in front of mpi4py's own.
+
+    Comm(Collectives, MPI.Intracomm)      Cartcomm  Graphcomm  Distgraphcomm      Intercomm (only to hand on its class)
+
+An object here holds the same MPI handle as a plain mpi4py object, nothing else: mpi4py never frees a handle at garbage collection,
+so several objects may share one, and whatever must live as long as the communicator hangs on an MPI attribute of the handle.
+
+Invariant: a communicator is accelerated on all of its ranks or on none, because the native path waits for all members. Makers keep
+it: what an accelerated communicator makes is accelerated on every rank that gets it. Where the other side may be plain mpi4py we
+stay plain: `Spawn`, `Get_parent`, `Accept`, `Connect` and `Join` (another program), and `Merge` with a group of one rank, which may
+have come by COMM_SELF, mpi4py's own object.
+
+Two ways to make a communicator exist in mpi4py. Dup, Clone and Idup keep the Python class, so ours already; the others name the
+class, so `accelerated_makers` wraps each of these once more.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import ctypes
+import functools
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from mpi4py import MPI
+
+from .collectives import Collectives
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_MAKERS = (
+    "Create", "Create_group", "Split", "Split_type", "Shrink", "Ishrink",
+    "Create_cart", "Create_graph", "Create_dist_graph", "Create_dist_graph_adjacent", "Sub",
+    "Create_intercomm",
+)  # fmt: skip
+_CLASS_MAKERS = ("Create_from_group", "fromhandle", "fromint", "f2py")
+
+_C = TypeVar("_C", bound=type[MPI.Comm])
+_accelerated: dict[type[MPI.Comm], type[MPI.Comm]] = {}  # mpi4py's class -> ours
+_mpi4py_world = MPI.COMM_WORLD  # the runner puts ours in its place
+
+
+def _adopt(made: Any) -> Any:
+    """Our object for what an mpi4py maker returned: a communicator, or a tuple that starts with one.
+
+    COMM_NULL and classes not ours pass. In a tuple the communicator's request is still under way and the library may write to the
+    object it was given until it completes, so that object is kept.
+    """
+    if isinstance(made, tuple):
+        mine = _adopt(made[0])
+        if mine is not made[0]:
+            mine._given_to_mpi = made[0]
+        return (mine, *made[1:])
+    cls = _accelerated.get(type(made))
+    if cls is None or not made:
+        return made
+    return COMM_WORLD if made == COMM_WORLD else cls(made)
+
+
+def _maker(name: str, base: type[MPI.Comm]) -> Any:
+    """mpi4py's maker `name` with its result adopted; signature and docstring stay mpi4py's."""
+    original = getattr(base, name)
+    if name in _CLASS_MAKERS:
+
+        @functools.wraps(original)
+        def make_from_class(cls: type[MPI.Comm], *args: Any, **kwargs: Any) -> Any:
+            return _adopt(original(*args, **kwargs))
+
+        return classmethod(make_from_class)
+
+    @functools.wraps(original)
+    def make(self: MPI.Comm, *args: Any, **kwargs: Any) -> Any:
+        return _adopt(original(self, *args, **kwargs))
+
+    return make
+
+
+def _accelerates(base: type[MPI.Comm]) -> Callable[[_C], _C]:
+    """Class decorator: our class for mpi4py's class `base`; wraps the makers that `base` has."""
+
+    def register(cls: _C) -> _C:
+        for name in _MAKERS + _CLASS_MAKERS:
+            if hasattr(base, name):
+                setattr(cls, name, _maker(name, base))
+        _accelerated[base] = cls
+        return cls
+
+    return register
+
+
+@_accelerates(MPI.Intracomm)
+class Comm(Collectives, MPI.Intracomm):
+    """An mpi4py intracommunicator whose collectives take the native path where its ranks share memory.
+
+    `Comm(comm)` shares the handle of `comm`, as `MPI.Intracomm(comm)` does; `accelerate` picks the class that fits.
+    """
+
+    def free(self) -> None:
+        """Call `Free` if not null or predefined."""
+        # mpi4py marks its own COMM_WORLD as constant and leaves it alone here; the mark does not come with the handle.
+        if self is not COMM_WORLD:
+            super().free()
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        # mpi4py would name its own constant, which is not what the name COMM_WORLD stands for next to us.
+        if self is COMM_WORLD:
+            return "COMM_WORLD"
+        if self == COMM_WORLD:
+            return (copyreg.__newobj__, (type(self), COMM_WORLD))  # type: ignore[attr-defined]  # not in typeshed
+        return super().__reduce__()
+
+
+@_accelerates(MPI.Cartcomm)
+class Cartcomm(Collectives, MPI.Cartcomm):
+    """`Comm` with a Cartesian topology; `Neighbor_*` operators stay mpi4py's."""
+
+
+@_accelerates(MPI.Graphcomm)
+class Graphcomm(Collectives, MPI.Graphcomm):
+    """`Comm` with a graph topology; `Neighbor_*` operators stay mpi4py's."""
+
+
+@_accelerates(MPI.Distgraphcomm)
+class Distgraphcomm(Collectives, MPI.Distgraphcomm):
+    """`Comm` with a distributed graph topology; `Neighbor_*` operators stay mpi4py's."""
+
+
+@_accelerates(MPI.Intercomm)
+class Intercomm(MPI.Intercomm):
+    """An intercommunicator between two groups of accelerated communicators. Its operators stay mpi4py's."""
+
+    def Merge(self, high: bool = False) -> MPI.Intracomm:
+        """Merge intercommunicator into an intracommunicator."""
+        made = super().Merge(high)
+        # Both sides see the same two sizes, so they decide alike.
+        one_rank = min(self.Get_size(), self.Get_remote_size()) == 1
+        return made if one_rank else _adopt(made)
+
+
+def _world_constant() -> Comm:
+    """Our object for MPI_COMM_WORLD, also before MPI_Init: `Comm(MPI.COMM_WORLD)` would ask MPI for the communicator's kind."""
+    world = Comm()
+    ctypes.memmove(MPI._addressof(world), MPI._addressof(MPI.COMM_WORLD), MPI._sizeof(MPI.Comm))
+    return world
+
+
+COMM_WORLD = _world_constant()
+
+
+def accelerate(comm: MPI.Comm) -> MPI.Comm:
+    """The accelerated object for a communicator made by plain mpi4py. To be called on all of its ranks, or on none.
+
+    Both objects share one handle: freeing either frees the communicator. For the handle COMM_WORLD it is the constant itself.
+    Accelerated communicators, intercommunicators and COMM_NULL are returned as they are.
+    """
+    if not comm or isinstance(comm, (Collectives, MPI.Intercomm)):
+        return comm
+    if type(comm) in _accelerated:
+        return _adopt(comm)  # type: ignore[no-any-return]
+    plain = MPI.Comm.fromhandle(comm.handle)  # a user's subclass, or a base class: its handle knows what it is
+    return comm if isinstance(plain, MPI.Intercomm) else _adopt(plain)
+
+
+def _original_world() -> MPI.Intracomm:
+    return _mpi4py_world
+
+
+def _reduce_intracomm(comm: MPI.Intracomm) -> str | tuple[Any, ...]:
+    """Pickling for plain `MPI.Intracomm`: mpi4py's own COMM_WORLD cannot go by name where that name gives ours."""
+    if comm is _mpi4py_world and MPI.COMM_WORLD is not _mpi4py_world:
+        return (_original_world, ())
+    return comm.__reduce__()
+
+
+copyreg.pickle(MPI.Intracomm, _reduce_intracomm)
