@@ -21,4 +21,10 @@ static inline void *smpi_shadow(const struct smpi_world *world, int rank, uint64
     return (void *)(uintptr_t)(address + (uint64_t)world->delta[rank]);
 }
 
+/* The other way: what supernode rank `rank` calls the byte that this process sees at `here`. */
+static inline uint64_t smpi_home(const struct smpi_world *world, int rank, const void *here)
+{
+    return (uint64_t)(uintptr_t)here - (uint64_t)world->delta[rank];
+}
+
 #endif
