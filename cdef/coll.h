@@ -5,8 +5,9 @@
  * reductions are elements, all other lengths are bytes; a NULL send means MPI.IN_PLACE where MPI allows it; recv of ranks where it is
  * not significant is ignored. Blocking until the operator is complete on this rank.
  *
- * Every operator returns SMPI_OK; SMPI_MPI when all ranks agreed that MPI does it (nothing was written); SMPI_ERR_MISMATCH on all
- * ranks when arguments differ (nothing was written, communicator usable); SMPI_ERR_INTERRUPTED or SMPI_ERR_REVOKED. */
+ * Every operator returns SMPI_OK; SMPI_MPI when all ranks agreed that MPI does it (nothing was written); SMPI_ERR_MISMATCH or
+ * SMPI_ERR_ALIAS on all ranks when arguments do not fit (nothing was written, communicator usable); SMPI_ERR_INTERRUPTED or
+ * SMPI_ERR_REVOKED. */
 
 typedef struct smpi_comm smpi_comm;
 
@@ -25,7 +26,6 @@ enum smpi_why {
     SMPI_WHY_DATATYPE,   /* a datatype the native path does not decode */
     SMPI_WHY_OP,         /* a user-defined op, or an op that MPI does not define for this type */
     SMPI_WHY_DEVICE,     /* not in host memory */
-    SMPI_WHY_ALIAS,      /* send and receive buffers overlap */
     SMPI_WHY_LAYOUT,     /* displacements or counts that the native path does not take */
     SMPI_WHY_MEMORY,     /* no heap memory left for staging */
     SMPI_WHY_COUNT
@@ -53,6 +53,7 @@ const char *smpi_type_name(int type);
 const char *smpi_op_name(int op);
 size_t smpi_type_size(int type);              /* bytes of one element; 0 when out of range */
 int smpi_op_is_legal(int type, int op);       /* 1 where the MPI standard (5.1, section 6.9.2) defines op for type */
+const char *smpi_kernels_name(void);          /* the table of kernels in use: "base", "avx2", "avx512" */
 
 /* Two steps, so that the ranks can exchange gates in between. new: allocates this rank's gate in its heap; NULL without memory.
  * gate: the gate's address as this rank sees it. open: members[i] is the supernode rank of communicator rank i and gates[i] what its
@@ -63,9 +64,9 @@ uint64_t smpi_comm_gate(const smpi_comm *comm);
 int smpi_comm_open(smpi_comm *comm, const int32_t *members, const uint64_t *gates);
 void smpi_comm_close(smpi_comm *comm);
 
-/* This rank cannot do operator natively, for the reason why: enters so that all ranks agree on the path mpi. SMPI_MPI, or an error
- * as above. */
-int smpi_needs_mpi(smpi_comm *comm, int operator_, int why);
+/* This rank cannot do the operator natively, for the reason why: enters so that all ranks agree on the path mpi. root: the
+ * operator's, 0 where it has none. SMPI_MPI, or an error as above. */
+int smpi_needs_mpi(smpi_comm *comm, int operator_, int root, int why);
 
 int smpi_barrier(smpi_comm *comm);
 int smpi_bcast(smpi_comm *comm, void *buffer, size_t bytes, int root);

@@ -15,6 +15,7 @@ enum smpi_status {
     SMPI_ERR_MISMATCH = -6, /* the ranks' arguments do not fit together; raised on all of them, communicator still usable */
     SMPI_ERR_INTERRUPTED = -7, /* the wait hook asked to stop (Ctrl-C); the communicator is revoked */
     SMPI_ERR_REVOKED = -8,  /* an earlier operator of this communicator was given up in mid-operation, here or on a peer */
+    SMPI_ERR_ALIAS = -9,    /* some rank's send and receive buffers overlap; raised on all ranks, communicator still usable */
 };
 
 /* Name of a status ("SMPI_ERR_NOMEM"), "unknown status" for a value that is none. Static storage. */

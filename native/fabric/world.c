@@ -45,6 +45,11 @@ void smpi_world_delete(smpi_world *world)
         smpi_heap_delete(world);
     smpi_memfd_finish(world);
     smpi_memfd_unmap(world);
+    while (world->parting != NULL) {
+        struct smpi_parting *parting = world->parting;
+        world->parting = parting->next;
+        free(parting);
+    }
     pthread_mutex_destroy(&world->parting_lock);
     free(world->segment);
     free(world->delta);

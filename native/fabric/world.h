@@ -13,6 +13,13 @@
 struct smpi_heap;
 struct smpi_memfd;
 
+/* A gate that this rank has closed and some peer has not: its memory waits here (sync/comm.c). */
+struct smpi_parting {
+    struct smpi_parting *next;
+    void *gate, *stage;
+    uint32_t peers;
+};
+
 struct smpi_world {
     int rank, size;          /* in the supernode */
     int cores;               /* usable by all its ranks together */
@@ -24,7 +31,7 @@ struct smpi_world {
     int fd;                  /* own segment's descriptor, kept open for forked children (close-on-exec); -1: unknown */
     struct smpi_heap *heap;  /* in segment[rank] */
     int (*hook)(void);
-    struct smpi_parting *parting; /* gates this rank has closed and some peer has not (sync/comm.c) */
+    struct smpi_parting *parting; /* under parting_lock */
     pthread_mutex_t parting_lock;
     _Atomic uint64_t calls[SMPI_OPERATOR_COUNT * SMPI_PATH_COUNT]; /* written by this process only */
     _Atomic uint64_t call_bytes[SMPI_PATH_COUNT];

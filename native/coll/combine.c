@@ -1,0 +1,177 @@
+/* combine.c - see combine.h. */
+#include "combine.h"
+
+#include "../engine/kernels.h"
+#include "../memory/shadow.h"
+#include "../sync/wait.h"
+#include "enter.h"
+#include "stage.h"
+#include "stream.h"
+
+#define BLOCK_BYTES 16384 /* combined at a time, so that it stays in the first-level cache while it is copied to all */
+
+struct combine {
+    struct smpi_comm *comm;
+    const struct smpi_kernels *kernels;
+    smpi_reduce_kernel *reduce;
+    size_t size;  /* bytes of one element */
+    size_t count; /* elements in all */
+    size_t chunk; /* elements of one round */
+    int root;     /* -1: every rank receives */
+    int stream;
+    const char **source; /* [ranks] the byte of element 0 in this round */
+    char **sink;         /* [ranks + 1] */
+    const void **block;  /* [ranks] */
+};
+
+static int receives(const struct combine *c, int rank)
+{
+    return c->root < 0 || c->root == rank;
+}
+
+static int has(const struct combine *c, int rank, int flag)
+{
+    return smpi_line_of(c->comm, rank)->flags & flag;
+}
+
+/* The elements of `round` that `rank` combines: whole cache lines as far as possible. */
+static void part_of(const struct combine *c, size_t round, int rank, size_t *from, size_t *to)
+{
+    const size_t start = round * c->chunk;
+    const size_t elements = c->count - start < c->chunk ? c->count - start : c->chunk;
+    const size_t per_line = c->size < SMPI_LINE ? SMPI_LINE / c->size : 1;
+    const size_t lines = (elements + per_line - 1) / per_line;
+    const size_t ranks = (size_t)c->comm->size;
+    const size_t r = (size_t)rank;
+    const size_t first = (lines / ranks * r + (r < lines % ranks ? r : lines % ranks)) * per_line;
+    const size_t last = first + (lines / ranks + (r < lines % ranks)) * per_line;
+    *from = start + (first < elements ? first : elements);
+    *to = start + (last < elements ? last : elements);
+}
+
+static void combine_part(const struct combine *c, size_t round)
+{
+    const struct smpi_comm *comm = c->comm;
+    size_t from, to;
+    part_of(c, round, comm->rank, &from, &to);
+    const size_t chunk_start = round * c->chunk * c->size;
+    int sinks = 0;
+    int staged_sinks = 0;
+    for (int rank = 0; rank < comm->size; rank++) {
+        const struct smpi_line *line = smpi_line_of(comm, rank);
+        const int member = comm->members[rank];
+        c->source[rank] = has(c, rank, SMPI_FLAG_SEND_REGISTERED) ? smpi_shadow(comm->world, member, line->send)
+                                                                  : smpi_stage_in(comm, rank, round) - chunk_start;
+        if (receives(c, rank)) {
+            if (has(c, rank, SMPI_FLAG_RECV_REGISTERED)) {
+                c->sink[sinks++] = smpi_shadow(comm->world, member, line->recv);
+            } else {
+                staged_sinks = 1;
+            }
+        }
+    }
+    if (staged_sinks) {
+        c->sink[sinks++] = smpi_stage_out(comm, comm->rank, round) - chunk_start;
+    }
+    _Alignas(SMPI_LINE) char scratch[BLOCK_BYTES];
+    const size_t step = BLOCK_BYTES / c->size;
+    for (size_t at = from; at < to; at += step) {
+        const size_t elements = to - at < step ? to - at : step;
+        const size_t offset = at * c->size;
+        for (int rank = 0; rank < comm->size; rank++) {
+            c->block[rank] = c->source[rank] + offset;
+        }
+        char *first = c->stream ? scratch : c->sink[0] + offset;
+        c->reduce(first, c->block, comm->size, elements);
+        for (int i = c->stream ? 0 : 1; i < sinks; i++) {
+            (c->stream ? c->kernels->stream : c->kernels->copy)(c->sink[i] + offset, first, elements * c->size);
+        }
+    }
+}
+
+/* My unregistered source's chunk of `round` to my stage. */
+static void copy_in(const struct combine *c, size_t round)
+{
+    const struct smpi_comm *comm = c->comm;
+    const size_t start = round * c->chunk;
+    if (start < c->count && !has(c, comm->rank, SMPI_FLAG_SEND_REGISTERED)) {
+        const size_t elements = c->count - start < c->chunk ? c->count - start : c->chunk;
+        const char *send = (const char *)(uintptr_t)smpi_line_of(comm, comm->rank)->send;
+        c->kernels->copy(smpi_stage_in(comm, comm->rank, round), send + start * c->size, elements * c->size);
+    }
+}
+
+/* Every owner's result of `round` to my unregistered receive buffer. */
+static void copy_out(const struct combine *c, size_t round)
+{
+    const struct smpi_comm *comm = c->comm;
+    if (!receives(c, comm->rank) || has(c, comm->rank, SMPI_FLAG_RECV_REGISTERED)) {
+        return;
+    }
+    char *recv = (char *)(uintptr_t)smpi_line_of(comm, comm->rank)->recv;
+    for (int i = 0; i < comm->size; i++) {
+        const int owner = (comm->rank + i) % comm->size;
+        size_t from, to;
+        part_of(c, round, owner, &from, &to);
+        c->kernels->copy(recv + from * c->size, smpi_stage_out(comm, owner, round) + (from - round * c->chunk) * c->size,
+                         (to - from) * c->size);
+    }
+}
+
+static int run(struct combine *c, int staged_sources)
+{
+    const size_t rounds = (c->count + c->chunk - 1) / c->chunk;
+    copy_in(c, 0);
+    for (size_t round = 0; round < rounds; round++) {
+        if (round > 0 || staged_sources) {
+            const int status = smpi_sync(c->comm);
+            if (status) {
+                return status;
+            }
+        }
+        if (round > 0) {
+            copy_out(c, round - 1);
+        }
+        copy_in(c, round + 1);
+        combine_part(c, round);
+    }
+    const int status = smpi_sync(c->comm);
+    if (status == SMPI_OK) {
+        copy_out(c, rounds - 1);
+    }
+    return status;
+}
+
+int smpi_combine(struct smpi_comm *comm, int to_all, int *path)
+{
+    const struct smpi_line *mine = smpi_line_of(comm, comm->rank);
+    const size_t ranks = (size_t)comm->size;
+    struct combine c = {
+        .comm = comm,
+        .kernels = smpi_kernels(),
+        .reduce = smpi_kernels()->reduce[mine->type][mine->op],
+        .size = smpi_type_size(mine->type),
+        .count = mine->count,
+        .chunk = mine->count,
+        .root = to_all ? -1 : mine->root,
+        .source = (const char **)(void *)comm->pointers,
+        .block = (const void **)(comm->pointers + ranks),
+        .sink = (char **)(void *)(comm->pointers + 2 * ranks),
+    };
+    const int staged_sources = !smpi_all_have(comm, SMPI_FLAG_SEND_REGISTERED);
+    int staged_sinks = 0;
+    int sinks = 0;
+    for (int rank = 0; rank < comm->size; rank++) {
+        if (receives(&c, rank)) {
+            sinks++;
+            staged_sinks |= !has(&c, rank, SMPI_FLAG_RECV_REGISTERED);
+        }
+    }
+    *path = SMPI_PATH_DIRECT;
+    if (staged_sources || staged_sinks) {
+        *path = SMPI_PATH_STAGED;
+        c.chunk = smpi_stage_chunk() / c.size;
+    }
+    c.stream = smpi_stream_wanted(c.count * c.size * (ranks + (size_t)sinks)) && !staged_sinks;
+    return run(&c, staged_sources);
+}

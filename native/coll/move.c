@@ -1,0 +1,159 @@
+/* move.c - see move.h. */
+#include "move.h"
+
+#include "../engine/kernels.h"
+#include "../memory/shadow.h"
+#include "../sync/wait.h"
+#include "enter.h"
+#include "stage.h"
+#include "stream.h"
+
+#define LINE_MASK (~(size_t)(SMPI_LINE - 1))
+
+struct move {
+    struct smpi_comm *comm;
+    smpi_slice_map *map;
+    int one_block;
+    size_t chunk; /* bytes of one slice that travel in one staged round */
+    void (*copy)(void *dst, const void *src, size_t bytes);
+};
+
+static char *here(const struct smpi_comm *comm, int rank, uint64_t address)
+{
+    return smpi_shadow(comm->world, comm->members[rank], address);
+}
+
+/* Sources in an order that starts at the destination itself, so that ranks do not all read from the same one at once. */
+static int source_at(const struct smpi_comm *comm, int destination, int i)
+{
+    return (destination + i) % comm->size;
+}
+
+static int is_staged(const struct smpi_comm *comm, int source)
+{
+    return !(smpi_line_of(comm, source)->flags & SMPI_FLAG_SEND_REGISTERED);
+}
+
+static size_t total_bytes(const struct move *move)
+{
+    size_t total = 0;
+    for (int destination = 0; destination < move->comm->size; destination++) {
+        for (int source = 0; source < move->comm->size; source++) {
+            total += move->map(move->comm, source, destination).bytes;
+        }
+    }
+    return total;
+}
+
+/* Bytes [from, to) of the row of all slices, destination by destination. */
+static void move_part(const struct move *move, size_t from, size_t to)
+{
+    const struct smpi_comm *comm = move->comm;
+    size_t at = 0;
+    for (int destination = 0; destination < comm->size && at < to; destination++) {
+        for (int i = 0; i < comm->size && at < to; i++) {
+            const int source = source_at(comm, destination, i);
+            const struct smpi_slice slice = move->map(comm, source, destination);
+            const size_t first = from > at ? from - at : 0;
+            const size_t last = to - at < slice.bytes ? to - at : slice.bytes;
+            if (first < last) {
+                move->copy(here(comm, destination, slice.dst) + first, here(comm, source, slice.src) + first, last - first);
+            }
+            at += slice.bytes;
+        }
+    }
+}
+
+/* What this rank receives from sources it can read: registered ones and itself. */
+static void pull_direct(const struct move *move)
+{
+    const struct smpi_comm *comm = move->comm;
+    for (int i = 0; i < comm->size; i++) {
+        const int source = source_at(comm, comm->rank, i);
+        const struct smpi_slice slice = move->map(comm, source, comm->rank);
+        if (slice.bytes && (source == comm->rank || !is_staged(comm, source))) {
+            move->copy(here(comm, comm->rank, slice.dst), here(comm, source, slice.src), slice.bytes);
+        }
+    }
+}
+
+static size_t rounds_of(const struct move *move)
+{
+    size_t longest = 0;
+    for (int source = 0; source < move->comm->size; source++) {
+        for (int destination = 0; destination < move->comm->size && is_staged(move->comm, source); destination++) {
+            const size_t bytes = source == destination ? 0 : move->map(move->comm, source, destination).bytes;
+            longest = bytes > longest ? bytes : longest;
+        }
+    }
+    return (longest + move->chunk - 1) / move->chunk;
+}
+
+/* The chunk of a slice that travels in `round`: its offset is round * chunk; 0 bytes when the slice is shorter. */
+static size_t chunk_bytes(const struct move *move, size_t bytes, size_t round)
+{
+    const size_t at = round * move->chunk;
+    return at >= bytes ? 0 : bytes - at < move->chunk ? bytes - at : move->chunk;
+}
+
+static void copy_in(const struct move *move, size_t round)
+{
+    const struct smpi_comm *comm = move->comm;
+    if (!is_staged(comm, comm->rank)) {
+        return;
+    }
+    for (int destination = 0; destination < comm->size; destination++) {
+        const struct smpi_slice slice = move->map(comm, comm->rank, destination);
+        const size_t bytes = destination == comm->rank ? 0 : chunk_bytes(move, slice.bytes, round);
+        if (bytes) {
+            char *stage = smpi_stage_in(comm, comm->rank, round) + (move->one_block ? 0 : (size_t)destination * move->chunk);
+            smpi_kernels()->copy(stage, here(comm, comm->rank, slice.src) + round * move->chunk, bytes);
+            if (move->one_block) {
+                break;
+            }
+        }
+    }
+}
+
+static void pull_staged(const struct move *move, size_t round)
+{
+    const struct smpi_comm *comm = move->comm;
+    for (int i = 1; i < comm->size; i++) {
+        const int source = source_at(comm, comm->rank, i);
+        const struct smpi_slice slice = move->map(comm, source, comm->rank);
+        const size_t bytes = is_staged(comm, source) ? chunk_bytes(move, slice.bytes, round) : 0;
+        if (bytes) {
+            const char *stage = smpi_stage_in(comm, source, round) + (move->one_block ? 0 : (size_t)comm->rank * move->chunk);
+            move->copy(here(comm, comm->rank, slice.dst) + round * move->chunk, stage, bytes);
+        }
+    }
+}
+
+int smpi_move(struct smpi_comm *comm, smpi_slice_map *map, int one_block, int *path)
+{
+    const size_t chunk = one_block ? smpi_stage_chunk() : smpi_stage_chunk() / (size_t)comm->size & LINE_MASK;
+    struct move move = {.comm = comm, .map = map, .one_block = one_block, .chunk = chunk};
+    const size_t total = total_bytes(&move);
+    move.copy = smpi_stream_wanted(2 * total) ? smpi_kernels()->stream : smpi_kernels()->copy;
+
+    if (smpi_all_have(comm, SMPI_FLAG_SEND_REGISTERED) && smpi_all_have(comm, SMPI_FLAG_RECV_REGISTERED)) {
+        *path = SMPI_PATH_DIRECT;
+        const size_t share = total / (size_t)comm->size;
+        const size_t from = comm->rank == 0 ? 0 : share * (size_t)comm->rank;
+        move_part(&move, from, comm->rank == comm->size - 1 ? total : from + share);
+        return smpi_sync(comm);
+    }
+    const size_t rounds = rounds_of(&move);
+    *path = rounds ? SMPI_PATH_STAGED : SMPI_PATH_DIRECT;
+    copy_in(&move, 0);
+    for (size_t round = 0; round < rounds; round++) {
+        const int status = smpi_sync(comm);
+        if (status) {
+            return status;
+        }
+        copy_in(&move, round + 1);
+        pull_staged(&move, round);
+    }
+    pull_direct(&move);
+    return smpi_sync(comm);
+}

@@ -1,0 +1,173 @@
+/* wait.c - waiting for the words that peers write: spin, then sleep, without a lost wake-up and without a fence on the fast path.
+ *
+ * Who wakes whom: a rank that has to sleep says so in its own bell and looks at all words once more; a rank that finds all words
+ * in place (every rank does, the last to arrive at once) looks at all bells and wakes the sleepers. The race between "I sleep" and "I
+ * was the last" is closed by a fence on the sleeper's side and, where sleeping is the rule (crowded), on the other. Where spinning is
+ * the rule the second fence is left out: a wake-up lost there costs one millisecond, the sleep's own limit, and it needs
+ * the last rank's store to linger in its store buffer just while the sleeper's spinning time runs out. */
+#include "wait.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "../base/error.h"
+
+#define HOOK_INTERVAL_NS 1000000
+#define SPINS_PER_CLOCK 64
+#define YIELDS 4
+
+static int64_t now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+static void futex_wait(_Atomic uint32_t *word, uint32_t value, int64_t ns)
+{
+    const struct timespec limit = {.tv_sec = ns / 1000000000, .tv_nsec = ns % 1000000000};
+    syscall(SYS_futex, word, FUTEX_WAIT, value, &limit, NULL, 0);
+}
+
+static void futex_wake(_Atomic uint32_t *word)
+{
+    syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+/* The word at `offset` in rank's gate: an epoch or a phase. */
+static _Atomic uint64_t *word_of(const struct smpi_comm *comm, int rank, size_t offset)
+{
+    return (_Atomic uint64_t *)(void *)((char *)comm->gate[rank] + offset);
+}
+
+/* The first rank from `start` on whose word is below value; comm->size if there is none. */
+static int first_missing(const struct smpi_comm *comm, size_t offset, uint64_t value, int start)
+{
+    int rank = start;
+    while (rank < comm->size && smpi_read_acquire(word_of(comm, rank, offset)) >= value) {
+        rank++;
+    }
+    return rank;
+}
+
+static int revoked_by(const struct smpi_comm *comm)
+{
+    for (int rank = 0; rank < comm->size; rank++) {
+        if (smpi_read_relaxed(&comm->gate[rank]->revoked)) {
+            return rank;
+        }
+    }
+    return -1;
+}
+
+static int give_up(struct smpi_comm *comm, int status)
+{
+    comm->revoked = 1;
+    smpi_write_relaxed(&comm->gate[comm->rank]->revoked, 1);
+    return status;
+}
+
+/* Everybody is here: let those run who went to sleep before the last came. */
+static void wake_sleepers(struct smpi_comm *comm)
+{
+    if (comm->crowded) {
+        smpi_fence();
+    }
+    for (int rank = 0; rank < comm->size; rank++) {
+        _Atomic uint32_t *asleep = &comm->gate[rank]->asleep;
+        if (rank != comm->rank && smpi_read_relaxed(asleep) && atomic_exchange(asleep, 0)) {
+            futex_wake(asleep);
+        }
+    }
+}
+
+static int sleep_until(struct smpi_comm *comm, size_t offset, uint64_t value, int missing)
+{
+    _Atomic uint32_t *asleep = &comm->gate[comm->rank]->asleep;
+    int64_t hook_at = now_ns() + HOOK_INTERVAL_NS;
+    for (;;) {
+        smpi_write_relaxed(asleep, 1);
+        smpi_fence();
+        missing = first_missing(comm, offset, value, missing);
+        if (missing == comm->size) {
+            break;
+        }
+        const int culprit = revoked_by(comm);
+        if (culprit >= 0) {
+            smpi_write_relaxed(asleep, 0);
+            return smpi_fail(give_up(comm, SMPI_ERR_REVOKED), "rank %d gave up in the middle of operator %llu of this communicator",
+                             culprit, (unsigned long long)comm->epoch);
+        }
+        int64_t now = now_ns();
+        if (now < hook_at) {
+            futex_wait(asleep, 1, hook_at - now);
+            now = now_ns();
+        }
+        if (now >= hook_at) {
+            hook_at = now + HOOK_INTERVAL_NS;
+            if (comm->world->hook && comm->world->hook()) {
+                smpi_write_relaxed(asleep, 0);
+                return smpi_fail(give_up(comm, SMPI_ERR_INTERRUPTED), "interrupted while waiting for rank %d in operator %llu",
+                                 missing, (unsigned long long)comm->epoch);
+            }
+        }
+    }
+    smpi_write_relaxed(asleep, 0);
+    return SMPI_OK;
+}
+
+static int wait_all(struct smpi_comm *comm, size_t offset, uint64_t value)
+{
+    int missing = first_missing(comm, offset, value, 0);
+    if (missing < comm->size && comm->crowded) {
+        /* Cheaper than sleeping when the missing ranks only need this core for a moment. */
+        for (int i = 0; i < YIELDS && missing < comm->size; i++) {
+            sched_yield();
+            missing = first_missing(comm, offset, value, missing);
+        }
+    }
+    if (missing < comm->size && comm->spin_ns) {
+        int64_t until = 0;
+        do {
+            for (int i = 0; i < SPINS_PER_CLOCK && missing < comm->size; i++) {
+                smpi_pause();
+                missing = first_missing(comm, offset, value, missing);
+            }
+            if (missing < comm->size && !until) {
+                until = now_ns() + comm->spin_ns;
+            }
+        } while (missing < comm->size && now_ns() < until);
+    }
+    if (missing < comm->size) {
+        const int status = sleep_until(comm, offset, value, missing);
+        if (status) {
+            return status;
+        }
+    }
+    wake_sleepers(comm);
+    return SMPI_OK;
+}
+
+int smpi_post_line(struct smpi_comm *comm)
+{
+    if (comm->revoked) {
+        return smpi_fail(SMPI_ERR_REVOKED, "this communicator was revoked: operator %llu was given up in the middle",
+                         (unsigned long long)comm->epoch);
+    }
+    struct smpi_line *line = smpi_next_line(comm);
+    comm->epoch++;
+    smpi_write_release(&line->epoch, comm->epoch);
+    return wait_all(comm, offsetof(struct smpi_gate, line) + (comm->epoch % SMPI_LINES) * sizeof(struct smpi_line), comm->epoch);
+}
+
+int smpi_sync(struct smpi_comm *comm)
+{
+    comm->phase++;
+    smpi_write_release(&comm->gate[comm->rank]->phase, comm->phase);
+    return wait_all(comm, offsetof(struct smpi_gate, phase), comm->phase);
+}
