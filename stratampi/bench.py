@@ -56,8 +56,9 @@ columns
   bus     GB/s (1e9) after nccl-tests: size / time, times 2(P-1)/P for allreduce, (P-1)/P for allgather(v) and
           alltoall(v), 1 for bcast and reduce
   limit   share of the copy limit: the bytes all ranks together must at least read and write, over what they read and
-          write per second when all of them copy equally large arrays at once (measured in this run, cached or streamed,
-          the faster): bcast 2(P-1)S, reduce (P+1)S, all others 2PS for size S
+          write per second when all of them copy as many bytes at once (measured beside the case, cached or streamed, the
+          faster): bcast 2(P-1)S, reduce (P+1)S, all others 2PS for size S. More than 100% is possible where several
+          ranks read the same bytes and a shared cache serves all but the first.
   path    how stratampi's calls went: inline, direct, staged, or mpi (the MPI library did it)
 
 Under MPI4PY_RC_THREAD_LEVEL=single the MPI library may choose faster algorithms than under mpi4py's default, multiple.
@@ -382,14 +383,20 @@ def mpi_library() -> str:
 
 def machine() -> dict[str, Any]:
     """The parts of this machine that a time depends on."""
-    model = platform.processor() or platform.machine()
+    model, flags = platform.processor() or platform.machine(), set[str]()
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
-            model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), model)
+            for line in lines:
+                if line.startswith("model name"):
+                    model = line.split(":", 1)[1].strip()
+                elif line.startswith("flags"):
+                    flags = set(line.split())
+                    break
     except OSError:
         pass
     return {
         "cpu": model,
+        "isa": next((name for name, flag in (("avx512", "avx512bw"), ("avx2", "avx2")) if flag in flags), "base"),
         "cores": len(os.sched_getaffinity(0)),
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
@@ -416,7 +423,7 @@ def context(libraries: Sequence[str]) -> dict[str, Any]:
     return out
 
 
-def _path_counts(operator: str) -> dict[str, int]:
+def path_counts(operator: str) -> dict[str, int]:
     """Calls of `operator` in this process so far, by path; {} where the native path is not there."""
     from stratampi._native import ffi, lib
     from stratampi.world import world
@@ -433,7 +440,7 @@ def _path_counts(operator: str) -> dict[str, int]:
     return {ffi.string(lib.smpi_path_name(path)).decode(): int(calls[row + path]) for path in paths}
 
 
-def _path_taken(before: dict[str, int], after: dict[str, int]) -> str:
+def path_taken(before: dict[str, int], after: dict[str, int]) -> str:
     """Such as "direct", or "direct+mpi" where calls went several ways; "mpi" where none was counted."""
     return "+".join(path for path, count in after.items() if count > before.get(path, 0)) or "mpi"
 
@@ -620,7 +627,6 @@ def run(arguments: argparse.Namespace, lines: IO[str] | None = None) -> list[dic
     common = context(libraries)
     # JSON on standard output must stay readable by a program: the table goes to standard error then.
     table = sys.stderr if arguments.json == "-" else sys.stdout
-    limits: dict[int, tuple[float, float]] = {}
     entries: list[dict[str, Any]] = []
 
     def show(text: str) -> None:
@@ -642,10 +648,8 @@ def run(arguments: argparse.Namespace, lines: IO[str] | None = None) -> list[dic
         limit = None
         moved = int(case.operator.traffic(ranks) * case.bytes / (2 * ranks))
         if case.bytes >= LIMIT_FROM and moved > 0:
-            if moved not in limits:
-                limits[moved] = copy_limit(sync, moved)
-            limit = limits[moved]
-        before = _path_counts(name) if "stratampi" in libraries else {}
+            limit = copy_limit(sync, moved)
+        before = path_counts(name) if "stratampi" in libraries else {}
         timings = measure(
             case,
             contenders[kind],
@@ -658,7 +662,7 @@ def run(arguments: argparse.Namespace, lines: IO[str] | None = None) -> list[dic
         if name == "barrier":
             entry["buffers"] = "-"
         if "stratampi" in libraries:
-            entry["path"] = _path_taken(before, _path_counts(name))
+            entry["path"] = path_taken(before, path_counts(name))
         entry.update(common)
         entries.append(entry)
         show(row(entry))
