@@ -11,23 +11,24 @@ import sys
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import ModuleType
 
 
-def install(mpi: Any) -> None:
+def install(mpi: ModuleType) -> None:
     """Makes the module `mpi4py.MPI` ours: COMM_WORLD, and NumPy arrays in the heap. Collective if MPI is initialised."""
-    from .comm import COMM_WORLD
+    from .comm import take_place
+    from .memory import register_numpy
     from .world import world
 
-    mpi.COMM_WORLD = COMM_WORLD
-    if mpi.Is_initialized() and not mpi.Is_finalized() and world().ready:
-        from .memory import register_numpy
-
+    def begin() -> None:
+        world()
         register_numpy()
+
+    take_place(vars(mpi), begin)
 
 
 class _InstallAfter(Loader):

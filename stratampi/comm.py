@@ -8,10 +8,11 @@ so several objects may share one, and whatever must live as long as the communic
 Invariant: a communicator is accelerated on all of its ranks or on none, because the native path waits for all members. Makers keep
 it: what an accelerated communicator makes is accelerated on every rank that gets it. Where the other side may be plain mpi4py we
 stay plain: `Spawn`, `Get_parent`, `Accept`, `Connect` and `Join` (another program), and `Merge` with a group of one rank, which may
-have come by COMM_SELF, mpi4py's own object.
+have come by COMM_SELF, mpi4py's own object. A handle we made carries a mark, so that it comes back as ours from C or Fortran, and
+a stranger's handle comes as mpi4py's.
 
-Two ways to make a communicator exist in mpi4py. Dup, Clone and Idup keep the Python class, so ours already; the others name the
-class, so `accelerated_makers` wraps each of these once more.
+Two ways to make a communicator exist in mpi4py. Dup, Clone and Idup keep the Python class, so ours already (and MPI copies the
+mark); the others name the class, so `_accelerates` wraps each of these once more.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from __future__ import annotations
 import copyreg
 import ctypes
 import functools
+import gc
+import sys
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mpi4py import MPI
@@ -33,11 +36,22 @@ _MAKERS = (
     "Create_cart", "Create_graph", "Create_dist_graph", "Create_dist_graph_adjacent", "Sub",
     "Create_intercomm",
 )  # fmt: skip
-_CLASS_MAKERS = ("Create_from_group", "fromhandle", "fromint", "f2py")
+_FROM_HANDLE = ("fromhandle", "fromint", "f2py")
 
 _C = TypeVar("_C", bound=type[MPI.Comm])
 _accelerated: dict[type[MPI.Comm], type[MPI.Comm]] = {}  # mpi4py's class -> ours
 _mpi4py_world = MPI.COMM_WORLD  # the runner puts ours in its place
+_mark = MPI.KEYVAL_INVALID
+
+
+def _set_mark(comm: MPI.Comm) -> None:
+    """Marks a handle as one of ours, for as long as it lives. Local."""
+    global _mark
+    if _mark == MPI.KEYVAL_INVALID:
+        _mark = MPI.Comm.Create_keyval(copy_fn=True, nopython=True)  # type: ignore[arg-type]  # True: copied as it is
+        _mpi4py_world.Set_attr(_mark, 1)  # for its duplicates, which no maker of ours sees
+    if comm != _mpi4py_world:
+        comm.Set_attr(_mark, 1)
 
 
 def _adopt(made: Any) -> Any:
@@ -54,19 +68,12 @@ def _adopt(made: Any) -> Any:
     cls = _accelerated.get(type(made))
     if cls is None or not made:
         return made
-    return COMM_WORLD if made == COMM_WORLD else cls(made)
+    _set_mark(made)
+    return cls(made)
 
 
-def _maker(name: str, base: type[MPI.Comm]) -> Any:
-    """mpi4py's maker `name` with its result adopted; signature and docstring stay mpi4py's."""
-    original = getattr(base, name)
-    if name in _CLASS_MAKERS:
-
-        @functools.wraps(original)
-        def make_from_class(cls: type[MPI.Comm], *args: Any, **kwargs: Any) -> Any:
-            return _adopt(original(*args, **kwargs))
-
-        return classmethod(make_from_class)
+def _maker(original: Any) -> Any:
+    """An mpi4py method with its result adopted; signature and docstring stay mpi4py's."""
 
     @functools.wraps(original)
     def make(self: MPI.Comm, *args: Any, **kwargs: Any) -> Any:
@@ -79,9 +86,9 @@ def _accelerates(base: type[MPI.Comm]) -> Callable[[_C], _C]:
     """Class decorator: our class for mpi4py's class `base`; wraps the makers that `base` has."""
 
     def register(cls: _C) -> _C:
-        for name in _MAKERS + _CLASS_MAKERS:
+        for name in _MAKERS:
             if hasattr(base, name):
-                setattr(cls, name, _maker(name, base))
+                setattr(cls, name, _maker(getattr(base, name)))
         _accelerated[base] = cls
         return cls
 
@@ -147,6 +154,65 @@ def _world_constant() -> Comm:
 COMM_WORLD = _world_constant()
 
 
+def _from_handle(original: Any) -> Any:
+    """mpi4py's class method from a handle to an object, but a marked handle gives our class."""
+
+    @functools.wraps(original)
+    def from_handle(_cls: type[MPI.Comm], *args: Any, **kwargs: Any) -> Any:
+        comm = original(*args, **kwargs)
+        if comm == COMM_WORLD:
+            return COMM_WORLD
+        if not comm or comm == MPI.COMM_SELF or _mark == MPI.KEYVAL_INVALID or not comm.Get_attr(_mark):
+            return comm
+        return _accelerated[type(comm)](comm)
+
+    return classmethod(from_handle)
+
+
+def _teach_from_handle() -> None:
+    """`MPI.Comm.f2py` and its kin, called on whatever class, give our objects for our handles, as they give mpi4py's for its own.
+
+    Otherwise a communicator that went through C or Fortran on one rank only would be accelerated on the others only. mpi4py's
+    classes refuse setattr, being static types; their dictionary does not.
+    """
+    namespace = gc.get_referents(MPI.Comm.__dict__)[0]
+    for name in _FROM_HANDLE:
+        namespace[name] = _from_handle(getattr(MPI.Comm, name))
+    ctypes.pythonapi.PyType_Modified(ctypes.py_object(MPI.Comm))
+
+
+_teach_from_handle()
+
+
+def take_place(namespace: dict[str, Any], begin: Callable[[], None]) -> None:
+    """Puts our names in the place of mpi4py's in `namespace`, a copy of the module mpi4py.MPI's or itself.
+
+    `begin` is what to do once MPI is up, collectively over COMM_WORLD: it is called now, or by `Init` and `Init_thread` with
+    `mpi4py.rc.initialize = False`. Those two names are ours only then.
+    """
+
+    def up() -> None:
+        _set_mark(COMM_WORLD)
+        begin()
+
+    def then_up(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def init(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            up()
+            return result
+
+        return init
+
+    namespace["COMM_WORLD"] = COMM_WORLD
+    if MPI.Is_finalized():
+        return
+    if MPI.Is_initialized():
+        up()
+    else:
+        namespace["Init"], namespace["Init_thread"] = then_up(MPI.Init), then_up(MPI.Init_thread)
+
+
 def accelerate(comm: MPI.Comm) -> MPI.Comm:
     """The accelerated object for a communicator made by plain mpi4py. To be called on all of its ranks, or on none.
 
@@ -155,6 +221,8 @@ def accelerate(comm: MPI.Comm) -> MPI.Comm:
     """
     if not comm or isinstance(comm, (Collectives, MPI.Intercomm)):
         return comm
+    if comm == COMM_WORLD:
+        return COMM_WORLD
     if type(comm) in _accelerated:
         return _adopt(comm)  # type: ignore[no-any-return]
     plain = MPI.Comm.fromhandle(comm.handle)  # a user's subclass, or a base class: its handle knows what it is
@@ -167,7 +235,8 @@ def _original_world() -> MPI.Intracomm:
 
 def _reduce_intracomm(comm: MPI.Intracomm) -> str | tuple[Any, ...]:
     """Pickling for plain `MPI.Intracomm`: mpi4py's own COMM_WORLD cannot go by name where that name gives ours."""
-    if comm is _mpi4py_world and MPI.COMM_WORLD is not _mpi4py_world:
+    named = getattr(sys.modules.get("mpi4py.MPI"), "COMM_WORLD", None)
+    if comm is _mpi4py_world and named is not comm:
         return (_original_world, ())
     return comm.__reduce__()
 
