@@ -1,7 +1,7 @@
 /* types.c - names and sizes: what messages, statistics and Python call the numbers of coll.h.
  *
- * Every switch is over the enum and has no default, so that a new enumerator without a name is a compiler warning. Element
- * types carry NumPy's names, ops MPI's, operators and paths the words of the design. */
+ * Every switch is over the enum and has no default, so that a new enumerator without a name is a compiler warning.
+ * Element types carry NumPy's names, ops MPI's, operators and paths the words of the design. */
 #include "../stratampi.h"
 
 const char *smpi_operator_name(int op)
