@@ -1,6 +1,6 @@
 /* world.h - one rank's view of its supernode: who is in it and where their segments are mapped.
  *
- * Life: new -> (memfd_open, memfd_listen, memfd_exchange, memfd_map | adopt) -> start -> heap and communicators. A world lives
+ * Life: new -> (memfd_open, memfd_listen, memfd_exchange, memfd_map | adopt, adopt_again) -> start -> heap and communicators. A world lives
  * until the process ends: arrays may outlive everything, so nothing is ever unmapped. Ranks below are ranks in the supernode.
  * None of these calls is collective by itself; stratampi/world.py puts MPI calls between them. Not thread-safe before start. */
 
@@ -22,9 +22,12 @@ int smpi_memfd_exchange(smpi_world *world, const char *names, const char *token,
 int smpi_memfd_map(smpi_world *world, uint64_t base);
 void smpi_memfd_finish(smpi_world *world);
 
-/* Driver window: segments that somebody else mapped (MPI shared windows): bases[r] is rank r's segment as this process sees it.
- * They stay mapped for the life of the process; the runtime never unmaps them. */
+/* Driver window. adopt: segments that somebody else mapped (MPI shared windows): bases[r] is rank r's segment as this process sees
+ * it. The runtime never unmaps them. adopt_again: maps them once more at base + r * bytes (base 0: the system chooses) and uses them
+ * there; these addresses stay valid when the first mapping goes. SMPI_ERR_REFUSED: nothing changed, call again with another
+ * base or go on with the adopted addresses, which must then stay mapped. */
 int smpi_adopt(smpi_world *world, const uint64_t *bases, uint64_t bytes);
+int smpi_adopt_again(smpi_world *world, uint64_t base);
 
 /* Where this process sees rank r's segment; 0 if not mapped. */
 uint64_t smpi_world_base(const smpi_world *world, int rank);

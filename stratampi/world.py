@@ -317,8 +317,14 @@ def _window(team: _Team, cores: int, ranks_on_machine: int) -> Any:
         assert window is not None
         _windows.append(window)
         bases = [-(-window.Shared_query(r)[0].address // page) * page for r in range(team.size)]
+        status = lib.smpi_adopt(ptr, ffi.new("uint64_t[]", bases), size)
+        if (
+            status == 0
+        ):  # where the addresses cannot be had once more the window's own do, as long as MPI is not finalized
+            if lib.smpi_adopt_again(ptr, _common_base(team.facts, size * team.size)) == lib.SMPI_ERR_REFUSED:
+                lib.smpi_adopt_again(ptr, 0)
         # The file system may be full before its quota is: pages are asked for when the heap grows, never at a first touch.
-        _start(team, ptr, lib.smpi_adopt(ptr, ffi.new("uint64_t[]", bases), size), cores, True)
+        _start(team, ptr, status, cores, True)
     except BaseException:
         lib.smpi_world_delete(ptr)
         raise

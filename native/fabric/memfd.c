@@ -19,9 +19,6 @@
 #ifndef MFD_NOEXEC_SEAL
 #define MFD_NOEXEC_SEAL 0x0008U
 #endif
-#ifndef MAP_FIXED_NOREPLACE
-#define MAP_FIXED_NOREPLACE 0x100000
-#endif
 
 int smpi_system_status(int error)
 {
@@ -105,32 +102,6 @@ int smpi_memfd_open(smpi_world *world, uint64_t bytes)
     return status;
 }
 
-/* Address space for all segments, inaccessible. base 0: anywhere, but on a boundary of SMPI_SEGMENT_UNIT. NULL: errno says why. */
-static char *reserve(uint64_t base, uint64_t total)
-{
-    const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-    if (base != 0) {
-        void *at = mmap((void *)(uintptr_t)base, total, PROT_NONE, flags | MAP_FIXED_NOREPLACE, -1, 0);
-        if (at == MAP_FAILED)
-            return NULL;
-        if ((uint64_t)(uintptr_t)at == base)
-            return at;
-        munmap(at, total); /* before Linux 4.17 the flag is unknown and the address only a wish */
-        errno = EEXIST;
-        return NULL;
-    }
-    void *at = mmap(NULL, total + SMPI_SEGMENT_UNIT, PROT_NONE, flags, -1, 0);
-    if (at == MAP_FAILED)
-        return NULL;
-    uint64_t begin = (uint64_t)(uintptr_t)at;
-    uint64_t aligned = (begin + SMPI_SEGMENT_UNIT - 1) / SMPI_SEGMENT_UNIT * SMPI_SEGMENT_UNIT;
-    if (aligned > begin)
-        munmap(at, aligned - begin);
-    if (begin + SMPI_SEGMENT_UNIT > aligned)
-        munmap((void *)(uintptr_t)(aligned + total), begin + SMPI_SEGMENT_UNIT - aligned);
-    return (char *)(uintptr_t)aligned;
-}
-
 int smpi_memfd_map(smpi_world *world, uint64_t base)
 {
     struct smpi_memfd *memfd = world->memfd;
@@ -142,7 +113,7 @@ int smpi_memfd_map(smpi_world *world, uint64_t base)
     uint64_t total = world->bytes * (uint64_t)world->size;
     if (base % SMPI_SEGMENT_UNIT != 0 || base > UINT64_MAX - total)
         return smpi_fail(SMPI_ERR_ARG, "segments cannot begin at %#llx", (unsigned long long)base);
-    char *begin = reserve(base, total);
+    char *begin = smpi_range_reserve(base, total);
     if (begin == NULL)
         return smpi_fail(errno == EINVAL ? SMPI_ERR_SYS : SMPI_ERR_REFUSED,
                          "no address range of %llu bytes at %#llx: %s%s", (unsigned long long)total,
@@ -159,8 +130,7 @@ int smpi_memfd_map(smpi_world *world, uint64_t base)
     }
     /* A core dump would fault in every page of every segment, terabytes of them. */
     (void)madvise(begin, total, MADV_DONTDUMP);
-    for (int r = 0; r < world->size; r++)
-        world->segment[r] = begin + (uint64_t)r * world->bytes;
+    smpi_range_use(world, begin);
     world->driver = SMPI_DRIVER_MEMFD;
     world->fd = memfd->fds[world->rank];
     memfd->fds[world->rank] = -1;
@@ -180,14 +150,4 @@ void smpi_memfd_finish(smpi_world *world)
     world->memfd = NULL;
     if (strcmp(world->driver, SMPI_DRIVER_NONE) == 0)
         world->bytes = 0;
-}
-
-void smpi_memfd_unmap(struct smpi_world *world)
-{
-    if (strcmp(world->driver, SMPI_DRIVER_MEMFD) != 0)
-        return;
-    munmap(world->segment[0], world->bytes * (uint64_t)world->size);
-    memset(world->segment, 0, (size_t)world->size * sizeof *world->segment);
-    world->driver = SMPI_DRIVER_NONE;
-    close_fd(&world->fd);
 }

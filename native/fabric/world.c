@@ -5,6 +5,7 @@
  * modulo 2^64, so it is right whichever of the two lies higher. */
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "../base/error.h"
 #include "../memory/heap.h" /* the one look upwards: a started world is one whose heap exists */
@@ -44,7 +45,9 @@ void smpi_world_delete(smpi_world *world)
     if (world->heap != NULL)
         smpi_heap_delete(world);
     smpi_memfd_finish(world);
-    smpi_memfd_unmap(world);
+    smpi_range_release(world);
+    if (world->fd >= 0)
+        close(world->fd);
     while (world->parting != NULL) {
         struct smpi_parting *parting = world->parting;
         world->parting = parting->next;

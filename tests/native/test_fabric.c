@@ -594,6 +594,45 @@ static void test_adopted_segments_stay_mapped(void)
     munmap(memory, 2 * BYTES);
 }
 
+/* Mapped once more, the segments lie where all ranks agree and outlive the mapping they came from (MPI_Finalize takes that). */
+static void test_adopted_segments_can_be_mapped_again(void)
+{
+    char *memory = mmap(NULL, 2 * BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    REQUIRE(memory != MAP_FAILED);
+    smpi_world *world = smpi_world_new(0, 2);
+    uint64_t bases[2] = {(uint64_t)(uintptr_t)memory + BYTES, (uint64_t)(uintptr_t)memory}; /* in any order */
+    CHECK_EQ(smpi_adopt_again(world, BASE), SMPI_ERR_ARG);
+    CHECK_EQ(smpi_adopt(world, bases, BYTES), SMPI_OK);
+    CHECK_EQ(smpi_adopt_again(world, BASE + 4096), SMPI_ERR_ARG);
+    void *taken = mmap((void *)(uintptr_t)(BASE + BYTES), 4096, PROT_NONE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+    REQUIRE(taken != MAP_FAILED);
+    CHECK_EQ(smpi_adopt_again(world, BASE), SMPI_ERR_REFUSED);
+    CHECK_EQ(smpi_world_base(world, 0), bases[0]); /* as before */
+    munmap(taken, 4096);
+    CHECK_EQ(smpi_adopt_again(world, BASE), SMPI_OK);
+    CHECK_EQ(smpi_adopt_again(world, BASE), SMPI_ERR_ARG);
+    char *segment[2];
+    for (int r = 0; r < 2; r++) {
+        CHECK_EQ(smpi_world_base(world, r), BASE + (uint64_t)r * BYTES);
+        segment[r] = (char *)(uintptr_t)smpi_world_base(world, r);
+    }
+    memory[BYTES] = 10;
+    segment[1][BYTES - 1] = 11;
+    CHECK_EQ(segment[0][0], 10);
+    CHECK_EQ(memory[BYTES - 1], 11);
+    munmap(memory, 2 * BYTES);
+    CHECK_EQ(segment[0][0], 10);
+    CHECK_EQ(segment[1][BYTES - 1], 11);
+    uint64_t here[2] = {BASE, BASE + BYTES};
+    CHECK_EQ(smpi_world_start(world, here, 1, BYTES, 1), SMPI_OK);
+    CHECK_STR(smpi_world_driver(world), "window");
+    CHECK_EQ(world->delta[0], 0);
+    CHECK_EQ(world->delta[1], 0);
+    smpi_world_delete(world);
+    CHECK_EQ(count_lines_with("/proc/self/maps", "200000000000-"), 0); /* what we mapped, we unmap */
+}
+
 /* ---- a kill ---- */
 
 static void doomed_body(int rank)
@@ -658,6 +697,7 @@ int main(void)
     CHECK_RUN(test_a_listener_of_another_uid_gets_nothing);
     CHECK_RUN(test_limits_refuse_and_do_not_kill);
     CHECK_RUN(test_adopted_segments_stay_mapped);
+    CHECK_RUN(test_adopted_segments_can_be_mapped_again);
     CHECK_RUN(test_a_kill_leaves_nothing);
     return check_result();
 }
