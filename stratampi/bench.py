@@ -149,22 +149,19 @@ class Case:
         from stratampi import ref
 
         name = self.operator.name
-        if name == "barrier" or (name == "reduce" and self.rank != 0):
+        if name == "barrier":
             return None
         sends = [self.pattern(rank) for rank in range(self.ranks)]
         counts = [self.items // self.ranks] * self.ranks
-        results: Sequence[Any]
-        if name == "bcast":
-            results = ref.bcast(sends, root=0)
-        elif name == "reduce":
-            results = ref.reduce(sends, "sum", root=0)
-        elif name == "allreduce":
-            results = ref.allreduce(sends, "sum")
-        elif name == "alltoallv":
+        results: Sequence[Array | None]
+        if name == "alltoallv":
             results = ref.alltoallv(sends, [counts] * self.ranks)
+        elif name == "alltoall":
+            results = ref.alltoall([send.reshape(self.ranks, -1) for send in sends])
         else:
             results = getattr(ref, name)(sends)
-        return np.asarray(results[self.rank])
+        mine = results[self.rank]
+        return None if mine is None else mine.ravel()
 
 
 class Call:
@@ -425,19 +422,9 @@ def context(libraries: Sequence[str]) -> dict[str, Any]:
 
 def path_counts(operator: str) -> dict[str, int]:
     """Calls of `operator` in this process so far, by path; {} where the native path is not there."""
-    from stratampi._native import ffi, lib
-    from stratampi.world import world
+    from stratampi.stats import stats
 
-    here = world()
-    if not here.ready:
-        return {}
-    calls = ffi.new("uint64_t[]", lib.SMPI_OPERATOR_COUNT * lib.SMPI_PATH_COUNT)
-    nbytes = ffi.new("uint64_t[]", lib.SMPI_PATH_COUNT)
-    why = ffi.new("uint64_t[]", lib.SMPI_WHY_COUNT)
-    lib.smpi_stats(here.ptr, calls, nbytes, why)
-    row = getattr(lib, f"SMPI_{operator.upper()}") * lib.SMPI_PATH_COUNT
-    paths = range(lib.SMPI_PATH_COUNT)
-    return {ffi.string(lib.smpi_path_name(path)).decode(): int(calls[row + path]) for path in paths}
+    return dict(stats()["calls"].get(operator, {}))
 
 
 def path_taken(before: dict[str, int], after: dict[str, int]) -> str:
@@ -452,10 +439,10 @@ def size_text(nbytes: int) -> str:
     """1536 -> "1.5K"; powers of 1024."""
     value = float(nbytes)
     for suffix in ("", "K", "M", "G"):
-        if value < 1024 or suffix == "G":
+        if value < 1024:
             return f"{value:.4g}{suffix}"
         value /= 1024
-    raise AssertionError("unreachable")
+    return f"{value:.4g}T"
 
 
 def parse_size(text: str) -> int:
