@@ -341,9 +341,9 @@ static void stream(void *dst, const void *src, size_t bytes)
         _mm256_stream_si256((__m256i *)(to + 32), second);
 #else
         __m128i part[4];
-        for (int i = 0; i < 4; i++)
+        for (size_t i = 0; i < 4; i++)
             part[i] = _mm_loadu_si128((const __m128i_u *)(from + 16 * i));
-        for (int i = 0; i < 4; i++)
+        for (size_t i = 0; i < 4; i++)
             _mm_stream_si128((__m128i *)(to + 16 * i), part[i]);
 #endif
     }
