@@ -10,8 +10,8 @@ at least STRATAMPI_REGISTER_MIN bytes there and others, or all when the heap is 
 `register_numpy()`). Neither is ever collective. Which handler is current belongs to the *context* (PEP 567): a thread starts
 with NumPy's own, an asyncio task with its creator's. The makers below work in every thread all the same.
 
-The first call that allocates brings up the world, collectively over COMM_WORLD, unless `stratampi.MPI` was imported before.
-Where the world is not ready (no shared memory) all of this still works, with NumPy's own memory.
+The first call of anything but is_registered() brings up the world, collectively over COMM_WORLD, unless `stratampi.MPI` was
+imported before. Where the world is not ready (no shared memory) all of this still works, with NumPy's own memory.
 """
 
 from __future__ import annotations
@@ -293,10 +293,10 @@ def register_numpy(on: bool = True) -> None:
 
 def heap_stats() -> dict[str, int]:
     """Bytes of this rank's heap: live (in arrays and communicators), peak (of live), cached (free, kept for reuse), limit; and the
-    number of live blocks. All 0 without a heap. Not collective.
+    number of live blocks. All 0 without a heap.
     """
     names = ("live", "peak", "cached", "limit", "blocks")
     values = ffi.new("uint64_t[5]")
-    if _world is not None:
+    if _bind():
         lib.smpi_heap_stats(_world, *(values + i for i in range(5)))
     return dict(zip(names, map(int, values), strict=True))

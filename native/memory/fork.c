@@ -33,11 +33,11 @@ static void install(void)
     pthread_atfork(before_fork, in_parent, in_child);
 }
 
-void smpi_fork_guard(struct smpi_fork_guard *guard, void (*function)(struct smpi_fork_guard *guard))
+void smpi_fork_guard(struct smpi_fork_guard *guard, void (*child)(struct smpi_fork_guard *guard))
 {
     pthread_once(&once, install);
     pthread_mutex_lock(&lock);
-    guard->in_child = function;
+    guard->in_child = child;
     guard->next = guards;
     guards = guard;
     pthread_mutex_unlock(&lock);

@@ -12,7 +12,7 @@ struct smpi_fork_guard {
 };
 
 /* The guard stays the caller's memory, and in the list until unguard. Thread-safe. */
-void smpi_fork_guard(struct smpi_fork_guard *guard, void (*in_child)(struct smpi_fork_guard *guard));
+void smpi_fork_guard(struct smpi_fork_guard *guard, void (*child)(struct smpi_fork_guard *guard));
 void smpi_fork_unguard(struct smpi_fork_guard *guard);
 
 #endif

@@ -204,18 +204,38 @@ static int take(struct smpi_heap *heap, struct part *part, uint64_t bytes, struc
     return 1;
 }
 
-/* The child's view of its parent's segment becomes its own: it sees the contents as they are, and what it writes stays with it.
- * (Pages it has not written follow what the parent still writes; mmap promises no snapshot.) Without the descriptor the view stays
- * shared. */
+/* Puts private copies over what was ever used of the segment. */
+static void copy_in_child(const struct smpi_heap *heap)
+{
+    for (int i = SMALL; i <= LARGE; i++) {
+        const struct part *part = &heap->parts[i];
+        uint64_t bytes = (((uint64_t)part->zone.high << part->shift) + PAGE - 1) / PAGE * PAGE;
+        void *copy = bytes
+                         ? mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
+                         : MAP_FAILED;
+        if (copy != MAP_FAILED) {
+            memcpy(copy, part->base, bytes);
+            void *view = mremap(copy, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, part->base);
+            (void)view; /* refused: it stays shared */
+        }
+    }
+}
+
+/* The child's view of its parent's segment becomes its own: it sees the contents as they are, and what it writes stays with it. With
+ * the memory file's descriptor that is one call, without a copy (pages the child has not written then follow what the parent still
+ * writes: mmap promises no snapshot); segments that somebody else mapped are copied, and they are small. */
 static void close_in_child(struct smpi_fork_guard *guard)
 {
     struct smpi_heap *heap = (struct smpi_heap *)guard; /* its first member */
     const struct smpi_world *world = heap->world;
     atomic_store_explicit(&heap->closed, 1, memory_order_relaxed);
+    void *view = MAP_FAILED;
     if (world->fd >= 0) {
-        void *view = mmap(world->segment[world->rank], world->bytes, PROT_READ | PROT_WRITE,
-                          MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, world->fd, 0);
-        (void)view; /* refused: it stays shared */
+        view = mmap(world->segment[world->rank], world->bytes, PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, world->fd, 0);
+    }
+    if (view == MAP_FAILED) {
+        copy_in_child(heap);
     }
 }
 

@@ -2,8 +2,6 @@
  *
  * Every rank's memory is one sparse memory file, as under the driver memfd, so that zeroing, giving back, and the child's private view
  * are the real ones. */
-#include <errno.h>
-#include <fcntl.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <sys/mman.h>
@@ -406,39 +404,6 @@ static void test_tiny_segments(void)
     }
 }
 
-/* Segments of a window may start anywhere, are not known to be zero, and their memory is not ours to give back. */
-static void test_window(void)
-{
-    unsigned char *memory = mmap(NULL, 2 * MIB, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    REQUIRE(memory != MAP_FAILED);
-    memset(memory, 0xcc, 2 * MIB);
-    char *segment = (char *)memory + 64;
-    struct smpi_world world = {.size = 1, .driver = "window", .bytes = 2 * MIB - 64, .fd = -1};
-    world.segment = &segment;
-    REQUIRE(smpi_heap_create(&world, 1 * MIB, 0) == SMPI_OK);
-    unsigned char *block = smpi_heap_alloc(&world, 512 * KIB, 1);
-    REQUIRE(block != NULL);
-    CHECK_EQ((uintptr_t)block % 4096, 0);
-    CHECK(is_filled(block, 512 * KIB, 0));
-    smpi_heap_free(&world, block);
-    for (size_t i = 0; i < 40; i++) {
-        size_t bytes = 100 * KIB + i * 4096;
-        void *fence = smpi_heap_alloc(&world, 5 * KIB, 0);
-        block = smpi_heap_alloc(&world, bytes, 1);
-        REQUIRE(fence && block);
-        CHECK(is_filled(block, bytes, 0));
-        memset(block, 0xcc, bytes);
-        smpi_heap_free(&world, block);
-    }
-    CHECK(smpi_heap_is_valid(&world));
-    CHECK_EQ(memory[2 * MIB - 1], 0xcc);
-    smpi_heap_delete(&world);
-    world.bytes = 100;
-    CHECK_EQ(smpi_heap_create(&world, 1 * MIB, 0), SMPI_ERR_NOMEM);
-    CHECK(world.heap == NULL);
-    munmap(memory, 2 * MIB);
-}
-
 static void *churn_thread(void *argument)
 {
     churn(&one.world, (uint64_t)(uintptr_t)argument, 4000, 0);
@@ -491,12 +456,12 @@ static void test_threads(void)
 }
 
 /* What the child found wrong, as a number of its own; 0 if nothing. */
-static int child_of(smpi_world *world, unsigned char *block)
+static int child_of(smpi_world *world, unsigned char *block, size_t bytes)
 {
-    if (!is_filled(block, 1 * MIB, 5)) {
+    if (!is_filled(block, bytes, 5)) {
         return 1;
     }
-    memset(block, 6, 1 * MIB); /* must stay in the child */
+    memset(block, 6, bytes); /* must stay in the child */
     if (smpi_heap_owns(world, (uintptr_t)block, 1)) {
         return 2;
     }
@@ -511,13 +476,25 @@ static int child_of(smpi_world *world, unsigned char *block)
     }
     smpi_heap_free(world, own);
     unsigned char *moved = smpi_heap_realloc(world, block, 2 * MIB);
-    if (!moved || smpi_heap_made(world, moved) || !is_filled(moved, 1 * MIB, 6)) {
+    if (!moved || smpi_heap_made(world, moved) || !is_filled(moved, bytes, 6)) {
         return 5;
     }
     smpi_heap_free(world, moved);
     smpi_heap_free(world, block);
     smpi_heap_free(world, block); /* nothing, however often */
     return 0;
+}
+
+static int exit_code_in_child(smpi_world *world, unsigned char *block, size_t bytes)
+{
+    pid_t child = fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+        _exit(child_of(world, block, bytes));
+    }
+    int status;
+    REQUIRE(waitpid(child, &status, 0) == child);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
 }
 
 static _Atomic int forks_done;
@@ -542,15 +519,7 @@ static void test_fork(void)
     atomic_store(&forks_done, 0);
     REQUIRE(pthread_create(&other, NULL, allocate_until_forked, NULL) == 0);
     for (int i = 0; i < 20; i++) {
-        pid_t child = fork();
-        REQUIRE(child >= 0);
-        if (child == 0) {
-            _exit(child_of(world, block));
-        }
-        int status;
-        REQUIRE(waitpid(child, &status, 0) == child);
-        CHECK(WIFEXITED(status));
-        CHECK_EQ(WEXITSTATUS(status), 0);
+        CHECK_EQ(exit_code_in_child(world, block, 1 * MIB), 0);
         CHECK(is_filled(block, 1 * MIB, 5));
     }
     atomic_store(&forks_done, 1);
@@ -558,6 +527,45 @@ static void test_fork(void)
     smpi_heap_free(world, block);
     CHECK_EQ(live_bytes(), 0);
     stop();
+}
+
+/* Segments of a window may start anywhere, are not known to be zero, and their memory is not ours to give back. */
+static void test_window(void)
+{
+    unsigned char *memory = mmap(NULL, 2 * MIB, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    REQUIRE(memory != MAP_FAILED);
+    memset(memory, 0xcc, 2 * MIB);
+    char *segment = (char *)memory + 64;
+    struct smpi_world world = {.size = 1, .driver = "window", .bytes = 2 * MIB - 64, .fd = -1};
+    world.segment = &segment;
+    REQUIRE(smpi_heap_create(&world, 1 * MIB, 0) == SMPI_OK);
+    unsigned char *block = smpi_heap_alloc(&world, 512 * KIB, 1);
+    REQUIRE(block != NULL);
+    CHECK_EQ((uintptr_t)block % 4096, 0);
+    CHECK(is_filled(block, 512 * KIB, 0));
+    smpi_heap_free(&world, block);
+    for (size_t i = 0; i < 40; i++) {
+        size_t bytes = 100 * KIB + i * 4096;
+        void *fence = smpi_heap_alloc(&world, 5 * KIB, 0);
+        block = smpi_heap_alloc(&world, bytes, 1);
+        REQUIRE(fence && block);
+        CHECK(is_filled(block, bytes, 0));
+        memset(block, 0xcc, bytes);
+        smpi_heap_free(&world, block);
+    }
+    CHECK(smpi_heap_is_valid(&world));
+    CHECK_EQ(memory[2 * MIB - 1], 0xcc);
+    void *shared = smpi_heap_alloc(&world, 1, 0);
+    memset(shared, 9, 1);
+    block = smpi_heap_alloc(&world, 200 * KIB, 0);
+    memset(block, 5, 200 * KIB);
+    CHECK_EQ(exit_code_in_child(&world, block, 200 * KIB), 0);
+    CHECK(is_filled(block, 200 * KIB, 5) && is_filled(shared, 1, 9));
+    smpi_heap_delete(&world);
+    world.bytes = 100;
+    CHECK_EQ(smpi_heap_create(&world, 1 * MIB, 0), SMPI_ERR_NOMEM);
+    CHECK(world.heap == NULL);
+    munmap(memory, 2 * MIB);
 }
 
 /* A wrong free ends the process with its address rather than damaging the next owner's data. */
@@ -571,8 +579,7 @@ static void test_wrong_free(void)
         pid_t child = fork();
         REQUIRE(child >= 0);
         if (child == 0) {
-            int null = open("/dev/null", O_WRONLY);
-            dup2(null, STDERR_FILENO);
+            REQUIRE(freopen("/dev/null", "w", stderr) != NULL);
             /* The child's heap is closed; a fresh one over the same layout is not. */
             world = start(64 * MIB, 64 * MIB, 0);
             char *base = smpi_heap_alloc(world, 64 * KIB, 0), *freed = smpi_heap_alloc(world, 64 * KIB, 0);
@@ -682,9 +689,9 @@ int main(void)
     CHECK_RUN(test_huge_sizes);
     CHECK_RUN(test_owns);
     CHECK_RUN(test_tiny_segments);
-    CHECK_RUN(test_window);
     CHECK_RUN(test_threads);
     CHECK_RUN(test_fork);
+    CHECK_RUN(test_window);
     CHECK_RUN(test_wrong_free);
     CHECK_RUN(test_numpy);
     CHECK_RUN(test_is_valid_notices);
