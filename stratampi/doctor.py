@@ -85,6 +85,28 @@ def probe_memfd() -> str:
     return "ok"
 
 
+def huge_bytes(smaps: str, address: int) -> int | None:
+    """Bytes in huge pages of the mapping that holds `address`, from the text of /proc/self/smaps; None if it is not there."""
+    inside = False
+    for line in smaps.splitlines():
+        words = line.split()
+        if "-" in words[0] and not words[0].endswith(":"):
+            begin, end = (int(word, 16) for word in words[0].split("-"))
+            inside = begin <= address < end
+        elif inside and words[0] == "ShmemPmdMapped:":
+            return int(words[1]) * 1024
+    return None
+
+
+def probe_huge_pages() -> int | None:
+    """Touches 8 MiB of the heap; how many bytes of the heap lie in huge pages then. None without a heap."""
+    if not world().ready:
+        return None
+    array = empty(8 << 20, np.uint8)
+    array.fill(1)
+    return huge_bytes(read_text("/proc/self/smaps") or "", array.ctypes.data)
+
+
 def examine() -> Facts:
     """What this process sees without asking any other."""
     here, quota, shm = world(), machine.core_quota(), None
@@ -119,6 +141,7 @@ def examine() -> Facts:
         "huge_pages": {
             "anonymous": chosen(read_text(f"{pages}/enabled")),
             "shmem": chosen(read_text(f"{pages}/shmem_enabled")),
+            "heap_bytes": probe_huge_pages(),
         },
         "ptrace_scope": read_text("/proc/sys/kernel/yama/ptrace_scope"),
     }
@@ -291,7 +314,9 @@ def advise(facts: Facts) -> list[Advice]:
     if "window" in facts["drivers"]:
         say(
             "driver window: segments have a fixed size, and arrays beyond it are not registered",
-            "raise STRATAMPI_WINDOW_SIZE, or allow memory files and descriptor passing between the ranks (container profile)",
+            "unset STRATAMPI_FABRIC"
+            if any(row["name"] == "STRATAMPI_FABRIC" and row["value"] == "window" for row in facts["settings"])
+            else "raise STRATAMPI_WINDOW_SIZE, or allow memory files and passing descriptors between the ranks (container profile)",
         )
     supernodes = [{rank["supernode"] for rank in members if rank["ready"]} for members in by_machine.values()]
     if any(len(tokens) > 1 for tokens in supernodes):
@@ -332,10 +357,10 @@ def advise(facts: Facts) -> list[Advice]:
                 "give the container more: docker run --shm-size=1g",
             )
 
-    if any(rank["huge_pages"]["shmem"] in ("never", "deny") for rank in ranks):
+    if any(rank["huge_pages"]["heap_bytes"] == 0 for rank in ranks):
         say(
-            "no huge pages for shared memory: large arrays take more page faults and TLB misses",
-            "as root: echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled",
+            "the heap gets no huge pages: large arrays take more page faults and TLB misses",
+            "as root: echo within_size > /sys/kernel/mm/transparent_hugepage/shmem_enabled",
         )
     blocked = [rank for rank in ranks if rank["cma"] not in ("ok", "one rank")]
     if blocked:
@@ -411,7 +436,7 @@ def text(facts: Facts) -> str:
     line("native path", "ready" if facts["ready"] else "NOT READY on some ranks: all goes through MPI there")
     line(
         "supernodes",
-        f"{facts['supernodes']}, of {', '.join(sorted({str(rank['supernode_size']) for rank in ranks}))} ranks",
+        f"{facts['supernodes']}, ranks in each: {', '.join(map(str, sorted({rank['supernode_size'] for rank in ranks})))}",
     )
     per_rank("driver", [f"{rank['driver']}: {rank['why']}" for rank in ranks])
     if facts["addresses"]["pairs"]:
@@ -439,11 +464,13 @@ def text(facts: Facts) -> str:
     shm = first["shm"]
     line("/dev/shm", "missing" if shm is None else f"{amount(shm['bytes'])}, {amount(shm['free'])} free")  # noqa: S108
     pages = first["huge_pages"]
-    line("huge pages", f"shared memory: {pages['shmem'] or '?'}, other: {pages['anonymous'] or '?'}")
+    line("huge pages allowed", f"shared memory: {pages['shmem'] or '?'}, other: {pages['anonymous'] or '?'}")
 
     head("Heap")
     per_rank("limit of a rank", [amount(rank["heap"].get("limit")) if rank["heap"] else "no heap" for rank in ranks])
     per_rank("in use", [amount(rank["heap"].get("live")) if rank["heap"] else "no heap" for rank in ranks])
+
+    per_rank("in huge pages", [amount(rank["huge_pages"]["heap_bytes"]) for rank in ranks])
 
     head("Tried just now")
     for trial in facts["trials"]:

@@ -21,7 +21,8 @@ def rank_facts(rank):
         "heap": {"live": 0, "peak": 0, "cached": 0, "limit": 8 << 30, "blocks": 0},
         "affinity": [0, 1, 2, 3], "machine_cores": 4, "core_quota": None,
         "memory_available": 16 << 30, "memory_limit": 32 << 30, "shm": {"bytes": 8 << 30, "free": 8 << 30},
-        "memfd": "ok", "huge_pages": {"anonymous": "always", "shmem": "advise"}, "ptrace_scope": "0", "cma": "ok",
+        "memfd": "ok", "huge_pages": {"anonymous": "always", "shmem": "advise", "heap_bytes": 8 << 20},
+        "ptrace_scope": "0", "cma": "ok",
     }  # fmt: skip
 
 
@@ -62,7 +63,12 @@ def change(facts, path, value):
         ("ranks.ready", False, "share a machine but not memory", "STRATAMPI_LOG=info"),
         ("ranks.affinity", [0], "2 ranks have 1 cores", "I_MPI_PIN=0"),
         ("ranks.core_quota", 1, "2 ranks have 1 cores", "no more ranks than cores"),
-        ("ranks.huge_pages", {"anonymous": "always", "shmem": "never"}, "no huge pages", "shmem_enabled"),
+        (
+            "ranks.huge_pages",
+            {"anonymous": "always", "shmem": "never", "heap_bytes": 0},
+            "no huge pages",
+            "shmem_enabled",
+        ),
         ("ranks.cma", "process_vm_readv: EPERM", "cannot read a peer's memory", "ptrace_scope"),
         ("ranks.heap", {"limit": 1 << 20, "live": 0}, "hand out only 1M", "STRATAMPI_HEAP_MAX"),
         ("ranks.shm", {"bytes": 64 << 20, "free": 8 << 20}, "/dev/shm (8M free)", "--shm-size"),
@@ -111,6 +117,20 @@ def test_addresses_are_compared_with_their_owners(facts):
 @pytest.mark.parametrize(("numbers", "said"), [([], ""), ([3], "3"), ([0, 1, 2, 5, 7, 8], "0-2,5,7-8")])
 def test_spans(numbers, said):
     assert doctor.spans(numbers) == said
+
+
+def test_huge_pages_of_the_right_mapping():
+    smaps = """\
+1000-3000 rw-s 00000000 00:01 7 /memfd:x (deleted)
+Size:                  8 kB
+ShmemPmdMapped:     2048 kB
+VmFlags: rd wr
+3000-5000 rw-p 00000000 00:00 0
+ShmemPmdMapped:        0 kB
+"""
+    assert doctor.huge_bytes(smaps, 0x2FFF) == 2 << 20
+    assert doctor.huge_bytes(smaps, 0x3000) == 0
+    assert doctor.huge_bytes(smaps, 0x5000) is None
 
 
 def test_readme_has_every_setting():
