@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 CHARS: Any = ffi.typeof("char[]")
+_INT64S: Any = ffi.typeof("int64_t[]")
 BOTTOM, IN_PLACE = MPI.BOTTOM, MPI.IN_PLACE
 from_buffer = ffi.from_buffer
 
@@ -207,6 +208,7 @@ def _kind_of_datatype(datatype: MPI.Datatype) -> Kind:
     return _KIND_OF_HANDLE.get(handle) or Kind(-1, 0, 0, handle, datatype)
 
 
+# As TYPE_OF_DTYPE, and with the same blind spot: for an array of long long the handle is that of MPI.LONG.
 _KIND_OF_DTYPE: dict[np.dtype[Any], Kind] = {
     dtype: _KIND_OF_HANDLE.get(getattr(_typedict.get(dtype.char), "handle", 0)) or _own(code)
     for dtype, code in TYPE_OF_DTYPE.items()
@@ -216,12 +218,12 @@ _KIND_OF_DTYPE: dict[np.dtype[Any], Kind] = {
 def _kind_of_array(array: ndarray[Any, Any]) -> Kind:
     """Raises what memoryview or mpi4py raise for a dtype that is no MPI type."""
     dtype = array.dtype
-    if dtype.name == "bfloat16" and dtype.itemsize == 2:  # ml_dtypes; the buffer protocol has no letter for it
+    if TYPE_OF_DTYPE.get(dtype, lib.SMPI_BFLOAT16) != lib.SMPI_BFLOAT16:
+        return _kind_of_key(dtype.char)
+    if dtype.kind == "V" and dtype.name == "bfloat16":  # ml_dtypes; the buffer protocol has no letter for it
         TYPE_OF_DTYPE[dtype] = lib.SMPI_BFLOAT16
         _KIND_OF_DTYPE[dtype] = _BFLOAT16
         return _BFLOAT16
-    if dtype in TYPE_OF_DTYPE:
-        return _kind_of_key(dtype.char)
     exporter: Any = array
     return _kind_of_format(memoryview(exporter).format)
 
@@ -325,7 +327,7 @@ def _memory(buf: Any, type_: Any, writable: bool, bare: bool) -> _Memory:
 
     type_: the datatype or key of the specification, None to take the exporter's. bare: the buffer is the whole specification.
     """
-    if (buf is None or buf is BOTTOM) and not bare:
+    if buf is BOTTOM or (buf is None and not bare):
         return _Memory(_NOWHERE, 0, _explicit(type_), None)
     if isinstance(buf, ndarray):
         flags = buf.flags
@@ -343,8 +345,9 @@ def _memory(buf: Any, type_: Any, writable: bool, bare: bool) -> _Memory:
         return _exported(buf, type_, writable, bare)
     if not view.contiguous or (view.readonly and writable):
         _refuse(buf, type_, writable, bare)
-    data = from_buffer(CHARS, view) if view.c_contiguous else _pointer(view)
-    return _Memory(data, view.nbytes, _kind_of_format(view.format) if type_ is None else _explicit(type_), (view, data))
+    # Not from_buffer: a memoryview with exports that is cleared in a garbage cycle crashes CPython 3.11.
+    kind = _kind_of_format(view.format) if type_ is None else _explicit(type_)
+    return _Memory(_pointer(view), view.nbytes, kind, view)
 
 
 def _explicit(type_: Any) -> Kind:
@@ -417,8 +420,14 @@ def _long(value: Any) -> int:
 
 def _longs(values: Any, size: int) -> list[int]:
     if isinstance(values, ndarray) and values.ndim == 1 and values.dtype.kind in "iu":
-        values = values.tolist()
-    items = [_long(values[i]) for i in range(len(values))]
+        items = values.tolist()
+    elif type(values) is list or type(values) is tuple:
+        items = list(map(index, values))
+    else:
+        items = [index(values[i]) for i in range(len(values))]
+    if items:
+        _long(min(items))
+        _long(max(items))
     if len(items) != size:
         raise ValueError(f"expecting {size} items, got {len(items)}")
     return items
@@ -426,6 +435,8 @@ def _longs(values: Any, size: int) -> list[int]:
 
 def _is_integral(value: Any) -> bool:
     """One integer, not a sequence of them; a 0-d array is one (asarray.pxi)."""
+    if type(value) is int:
+        return True
     if not hasattr(type(value), "__index__"):
         return False
     try:
@@ -572,25 +583,28 @@ def _parse_vector(spec: Any, size: int, writable: bool) -> Message:
         message.why = lib.SMPI_WHY_DATATYPE if kind.code < 0 else lib.SMPI_WHY_LAYOUT
         return message
     itemsize = kind.itemsize
+    limit = nbytes // itemsize
     for i, count in enumerate(counts):
-        if count < 0:
-            raise Error(MPI.ERR_COUNT, f"negative count {count} for rank {i}")
-        low, high = displs[i] * itemsize, (displs[i] + count) * itemsize
+        displ = displs[i]
         if count == 0:
             displs[i] = 0
-        elif buf is None or buf is BOTTOM:
-            message.why = lib.SMPI_WHY_LAYOUT
-            return message
-        elif (low < 0 or high > nbytes) and not _reaches(buf, low, high):
-            raise Error(
-                MPI.ERR_COUNT,
-                f"count {count} at displacement {displs[i]} for rank {i} needs bytes {low} to {high} "
-                f"({itemsize} an element), but the buffer has {nbytes} bytes",
-            )
+        elif count < 0:
+            raise Error(MPI.ERR_COUNT, f"negative count {count} for rank {i}")
+        elif displ < 0 or displ + count > limit:
+            if buf is None or buf is BOTTOM:
+                message.why = lib.SMPI_WHY_LAYOUT
+                return message
+            low, high = displ * itemsize, (displ + count) * itemsize
+            if not _reaches(buf, low, high):
+                raise Error(
+                    MPI.ERR_COUNT,
+                    f"count {count} at displacement {displ} for rank {i} needs bytes {low} to {high} "
+                    f"({itemsize} an element), but the buffer has {nbytes} bytes",
+                )
     if message.nbytes == 0:
         message.data = _NOWHERE
-    message.counts = ffi.new("int64_t[]", [count * itemsize for count in counts])
-    message.displs = ffi.new("int64_t[]", [displ * itemsize for displ in displs])
+    message.counts = ffi.new(_INT64S, [count * itemsize for count in counts])
+    message.displs = ffi.new(_INT64S, [displ * itemsize for displ in displs])
     return message
 
 
