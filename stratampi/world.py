@@ -60,7 +60,8 @@ class World:
 _lock = threading.Lock()
 _world: World | None = None
 _windows: list[MPI.Win] = []  # kept for the life of the process: arrays may outlive everything
-_self: MPI.Intracomm | None = None  # plain COMM_SELF, for the wait hook
+_everybody: MPI.Intracomm | None = None  # plain COMM_WORLD, for the wait hook
+_quiet_tag = 0  # the largest tag: hardly anybody's
 
 
 def world() -> World:
@@ -342,8 +343,9 @@ def _say(line: str) -> None:
 
 def _bring_up(everybody: MPI.Intracomm) -> World:
     """Collective over COMM_WORLD: every rank finds its supernode and maps it."""
-    global _self
-    _self = MPI.Intracomm(MPI.COMM_SELF)
+    global _everybody, _quiet_tag
+    _everybody = everybody
+    _quiet_tag = everybody.Get_attr(MPI.TAG_UB) or 0
     level = settings.text("STRATAMPI_LOG")
     if everybody.Get_rank() == 0 and level != "none":
         for complaint in settings.complaints():
@@ -434,11 +436,13 @@ def _wait_hook() -> int:
     """Called by a rank that waits in native code, about once a millisecond, with the GIL.
 
     That Python code runs at all is half the purpose: it lets signal handlers run, and what they raise (KeyboardInterrupt) ends the
-    wait. The other half is progress of MPI, which a peer may need before it can come to where we wait for it.
+    wait. The other half is progress of MPI, which a peer may need before it can come to where we wait for it. A probe of COMM_WORLD
+    gives it: one of COMM_SELF asks MPICH's queue of messages to oneself and nothing else, and a message found ends a probe before
+    any progress, hence the tag.
     """
-    if _self is not None and not MPI.Is_finalized():
+    if _everybody is not None and not MPI.Is_finalized():
         for _ in range(PROGRESS_CALLS):
-            _self.Iprobe()
+            _everybody.Iprobe(MPI.ANY_SOURCE, _quiet_tag)
     return 0
 
 
