@@ -184,8 +184,6 @@ class Collectives:
                 size = self.Get_size()
                 recv = buffers.block(recvbuf, size, writable=True)
                 send = buffers.block(sendbuf, size, writable=False, in_place=True)
-                if send.in_place:
-                    raise Unsupported(lib.SMPI_WHY_LAYOUT)
                 status = lib.smpi_alltoall(ctx, send.data, send.nbytes, recv.data, recv.nbytes)
             except Unsupported as cannot:
                 status = lib.smpi_needs_mpi(ctx, lib.SMPI_ALLTOALL, 0, cannot.why)
@@ -203,11 +201,8 @@ class Collectives:
                 size = self.Get_size()
                 recv = buffers.vector(recvbuf, size, writable=True)
                 send = buffers.vector(sendbuf, size, writable=False, in_place=True)
-                if send.in_place:
-                    raise Unsupported(lib.SMPI_WHY_LAYOUT)
-                status = lib.smpi_alltoallv(
-                    ctx, send.data, send.counts, send.displs, recv.data, recv.counts, recv.displs
-                )
+                counts, displs = (ffi.NULL, ffi.NULL) if send.in_place else (send.counts, send.displs)
+                status = lib.smpi_alltoallv(ctx, send.data, counts, displs, recv.data, recv.counts, recv.displs)
             except Unsupported as cannot:
                 status = lib.smpi_needs_mpi(ctx, lib.SMPI_ALLTOALLV, 0, cannot.why)
             if not status:

@@ -1,4 +1,6 @@
 /* alltoall.c - Alltoall and Alltoallv: every source has a slice of its own for every destination. */
+#include <stdlib.h>
+
 #include "../memory/shadow.h"
 #include "enter.h"
 #include "move.h"
@@ -13,7 +15,7 @@ static struct smpi_slice slice_of(const struct smpi_comm *comm, int source, int 
                                .bytes = from->count};
 }
 
-int smpi_alltoall(smpi_comm *comm, const void *send, size_t send_bytes, void *recv, size_t recv_bytes)
+static int alltoall(struct smpi_comm *comm, const void *send, size_t send_bytes, void *recv, size_t recv_bytes)
 {
     const size_t size = (size_t)comm->size;
     struct smpi_line *line = smpi_begin(comm, SMPI_ALLTOALL);
@@ -42,6 +44,25 @@ int smpi_alltoall(smpi_comm *comm, const void *send, size_t send_bytes, void *re
     if (status == SMPI_OK) {
         smpi_count(comm, SMPI_ALLTOALL, path, send_bytes * size);
     }
+    return status;
+}
+
+int smpi_alltoall(smpi_comm *comm, const void *send, size_t send_bytes, void *recv, size_t recv_bytes)
+{
+    if (send) {
+        return alltoall(comm, send, send_bytes, recv, recv_bytes);
+    }
+    /* In place: peers write to recv while others still read it, so they read a copy. */
+    const size_t bytes = recv_bytes * (size_t)comm->size;
+    void *copy = smpi_heap_alloc(comm->world, bytes, 0);
+    if (!copy) {
+        return smpi_needs_mpi(comm, SMPI_ALLTOALL, 0, SMPI_WHY_MEMORY);
+    }
+    if (bytes) {
+        memcpy(copy, recv, bytes);
+    }
+    const int status = alltoall(comm, copy, recv_bytes, recv, recv_bytes);
+    smpi_heap_free(comm->world, copy);
     return status;
 }
 
@@ -123,18 +144,18 @@ static void take_payload(const struct smpi_comm *comm, int source, char *recv)
     }
 }
 
-int smpi_alltoallv(smpi_comm *comm, const void *send, const int64_t *send_counts, const int64_t *send_displs, void *recv,
-                   const int64_t *recv_counts, const int64_t *recv_displs)
+static size_t bytes_of(const struct smpi_comm *comm, struct smpi_pieces pieces)
 {
-    if ((size_t)comm->size * sizeof(struct row) > SMPI_SLOT_BYTES) {
-        return smpi_needs_mpi(comm, SMPI_ALLTOALLV, 0, SMPI_WHY_LAYOUT);
-    }
-    const struct smpi_pieces from = {send, send_counts, send_displs};
-    const struct smpi_pieces to = {recv, recv_counts, recv_displs};
     size_t bytes = 0;
     for (int i = 0; i < comm->size; i++) {
-        bytes += (size_t)send_counts[i];
+        bytes += (size_t)pieces.counts[i];
     }
+    return bytes;
+}
+
+static int alltoallv(struct smpi_comm *comm, struct smpi_pieces from, struct smpi_pieces to)
+{
+    const size_t bytes = bytes_of(comm, from);
     struct smpi_line *line = smpi_begin(comm, SMPI_ALLTOALLV);
     line->bytes = bytes;
     const int with_payload = bytes <= payload_room(comm);
@@ -157,11 +178,45 @@ int smpi_alltoallv(smpi_comm *comm, const void *send, const int64_t *send_counts
         status = smpi_move(comm, slice_of_v, 0, &path);
     } else if (status == SMPI_OK) {
         for (int rank = 0; rank < comm->size; rank++) {
-            take_payload(comm, rank, recv);
+            take_payload(comm, rank, (char *)(uintptr_t)to.base);
         }
     }
     if (status == SMPI_OK) {
         smpi_count(comm, SMPI_ALLTOALLV, path, bytes);
     }
     return status;
+}
+
+/* In place: what this rank sends is what it holds where it will receive, packed into a copy. */
+static int alltoallv_in_place(struct smpi_comm *comm, struct smpi_pieces to)
+{
+    char *copy = smpi_heap_alloc(comm->world, bytes_of(comm, to), 0);
+    int64_t *displs = malloc((size_t)comm->size * sizeof *displs);
+    int status;
+    if (copy && displs) {
+        int64_t at = 0;
+        for (int i = 0; i < comm->size; i++) {
+            displs[i] = at;
+            if (to.counts[i]) {
+                memcpy(copy + at, (const char *)to.base + to.displs[i], (size_t)to.counts[i]);
+            }
+            at += to.counts[i];
+        }
+        status = alltoallv(comm, (struct smpi_pieces){copy, to.counts, displs}, to);
+    } else {
+        status = smpi_needs_mpi(comm, SMPI_ALLTOALLV, 0, SMPI_WHY_MEMORY);
+    }
+    free(displs);
+    smpi_heap_free(comm->world, copy);
+    return status;
+}
+
+int smpi_alltoallv(smpi_comm *comm, const void *send, const int64_t *send_counts, const int64_t *send_displs, void *recv,
+                   const int64_t *recv_counts, const int64_t *recv_displs)
+{
+    const struct smpi_pieces to = {recv, recv_counts, recv_displs};
+    if ((size_t)comm->size * sizeof(struct row) > SMPI_SLOT_BYTES) {
+        return smpi_needs_mpi(comm, SMPI_ALLTOALLV, 0, SMPI_WHY_LAYOUT);
+    }
+    return send ? alltoallv(comm, (struct smpi_pieces){send, send_counts, send_displs}, to) : alltoallv_in_place(comm, to);
 }
