@@ -447,12 +447,13 @@ def size_text(nbytes: int) -> str:
 
 def parse_size(text: str) -> int:
     """From "64K" to 65536; suffixes K, M, G are powers of 1024. ValueError for anything else."""
-    text = text.strip().upper().removesuffix("B")
-    factor = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1:], 1)
-    number = int(text[:-1] if factor > 1 else text)
-    if number < 1:
-        raise ValueError(f"size must be positive: {text!r}")
-    return number * factor
+    digits = text.strip().upper().removesuffix("B")
+    factor = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(digits[-1:], 1)
+    if factor > 1:
+        digits = digits[:-1]
+    if not digits.isdecimal() or int(digits) == 0:
+        raise ValueError(f"not a size: {text!r} (64, 64K, 1M, 2G)")
+    return int(digits) * factor
 
 
 HEADER = (

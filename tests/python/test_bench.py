@@ -32,7 +32,7 @@ def test_sizes_are_powers_of_1024(text, nbytes):
 
 @pytest.mark.parametrize("text", ["", "K", "1.5K", "-8", "0", "8X"])
 def test_other_sizes_are_refused(text):
-    with pytest.raises(ValueError, match=r"size|invalid literal"):
+    with pytest.raises(ValueError, match="not a size"):
         bench.parse_size(text)
 
 
