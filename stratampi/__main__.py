@@ -74,10 +74,10 @@ def main() -> None:
     from mpi4py import __version__ as mpi4py_version
     from mpi4py import run
 
-    if sys.argv[1:2] in (["--version"], ["-version"], ["-V"]):
-        from importlib.metadata import version
+    from . import __version__
 
-        print(f"stratampi {version('stratampi')} (mpi4py {mpi4py_version})")
+    if sys.argv[1:2] in (["--version"], ["-version"], ["-V"]):
+        print(f"stratampi {__version__} (mpi4py {mpi4py_version})")
         return
     run.__spec__ = _Spec("stratampi", run.__spec__.loader, origin=run.__spec__.origin)  # so that its help names us
     if "mpi4py.MPI" in sys.modules:

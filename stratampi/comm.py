@@ -36,6 +36,7 @@ _MAKERS = (
     "Create_cart", "Create_graph", "Create_dist_graph", "Create_dist_graph_adjacent", "Sub",
     "Create_intercomm",
 )  # fmt: skip
+_ENDS = ("Free", "Disconnect")
 _FROM_HANDLE = ("fromhandle", "fromint", "f2py")
 
 _C = TypeVar("_C", bound=type[MPI.Comm])
@@ -82,6 +83,17 @@ def _maker(original: Any) -> Any:
     return make
 
 
+def _end(original: Any) -> Any:
+    """An mpi4py method that frees the handle. The native context went with it, so this object must not reach for it again."""
+
+    @functools.wraps(original)
+    def end(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        self._ctx = None
+
+    return end
+
+
 def _accelerates(base: type[MPI.Comm]) -> Callable[[_C], _C]:
     """Class decorator: our class for mpi4py's class `base`; wraps the makers that `base` has."""
 
@@ -89,6 +101,8 @@ def _accelerates(base: type[MPI.Comm]) -> Callable[[_C], _C]:
         for name in _MAKERS:
             if hasattr(base, name):
                 setattr(cls, name, _maker(getattr(base, name)))
+        for name in _ENDS if issubclass(cls, Collectives) else ():
+            setattr(cls, name, _end(getattr(base, name)))
         _accelerated[base] = cls
         return cls
 

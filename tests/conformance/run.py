@@ -205,6 +205,7 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=90, help="seconds a test may take")
     parser.add_argument("-i", dest="include", action="append", default=[], help="only test modules that match REGEX")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the job ends with us
     suite = fetch()
     if options.what == "fetch":
         return 0
