@@ -19,7 +19,6 @@ from mpi4py import MPI as plain_mpi
 
 import stratampi
 from stratampi import MPI, ref
-from stratampi._native import lib
 
 pytestmark = pytest.mark.mpi
 
@@ -63,7 +62,7 @@ class Buffer:
         make = stratampi.empty if registered else np.empty
         self.bytes = make((count + 2) * dtype.itemsize + 1, np.uint8)
         self.bytes[:] = 0xA5
-        start = (1 if shifted else 0) + dtype.itemsize
+        start = (1 if shifted and NATIVE else 0) + dtype.itemsize  # mpi4py refuses some types at odd addresses
         self.array = self.bytes[start : start + count * dtype.itemsize].view(dtype)
         self.start, self.end = start, start + count * dtype.itemsize
 
@@ -201,10 +200,7 @@ def test_vectors(dtype: np.dtype, lengths: list[int], gap: int, bits: int, seed:
     wanted = gathered.array.copy()
     for r in range(SIZE):
         wanted[displs[r] : displs[r] + contributed[r]] = given_to[r][: contributed[r]]
-    COMM.Allgatherv(
-        send.array[: contributed[RANK]],
-        [gathered.array, contributed, displs, None] if False else [gathered.array, (contributed, displs)],
-    )
+    COMM.Allgatherv(send.array[: contributed[RANK]], [gathered.array, (contributed, displs)])
     ok &= same(gathered.array, wanted)
     COMM.Allgatherv(MPI.IN_PLACE, [gathered.array, (contributed, displs)])
     ok &= same(gathered.array, wanted)
@@ -228,7 +224,8 @@ def test_the_path_is_what_all_ranks_brought() -> None:
     n = 50_000
     registered, also = stratampi.ones(n), stratampi.ones(n)
     plain = np.ones(n)
-    assert stratampi.is_registered(registered[10:20]) and not stratampi.is_registered(plain)
+    assert stratampi.is_registered(registered[10:20])
+    assert not stratampi.is_registered(plain)
     assert taken("allreduce", lambda: COMM.Allreduce(registered, also)) == "direct"
     assert taken("allreduce", lambda: COMM.Allreduce(registered[:8], also[:8])) == "inline"
     assert taken("allreduce", lambda: COMM.Allreduce(registered if RANK else plain, also)) == "staged"
@@ -245,13 +242,12 @@ def test_ranks_bring_different_memory(n: int) -> None:
         kind = (RANK + shift) % 4
         data = stratampi.full(n, RANK + 1.0) if kind == 0 else np.full(n, RANK + 1.0)
         recv = np.zeros(n) if kind else stratampi.zeros(n)
-        send: Any = data
         target: Any = recv
         datatype = MPI.DOUBLE.Create_contiguous(n).Commit()
         if kind == 2:
             data.flags.writeable = False
         if kind == 3:
-            send, target = [data, 1, datatype], [recv, n, MPI.DOUBLE]
+            target = [recv, n, MPI.DOUBLE]
         COMM.Allgather([data, n // SIZE, MPI.DOUBLE], [recv, n // SIZE, MPI.DOUBLE])
         ok = bool(all((recv[r * (n // SIZE) : (r + 1) * (n // SIZE)] == r + 1).all() for r in range(SIZE)))
         copy = data.copy()
@@ -259,7 +255,6 @@ def test_ranks_bring_different_memory(n: int) -> None:
         ok &= bool((copy == shift % SIZE + 1).all())
         COMM.Allreduce(data, target)
         ok &= bool((recv == SIZE * (SIZE + 1) / 2).all())
-        assert send is not None
         datatype.Free()
         assert all_true(ok)
 
@@ -280,7 +275,7 @@ def test_differing_arguments_raise_everywhere(n: int, make: Any) -> None:
         "operator": lambda: COMM.Barrier() if odd else COMM.Bcast(a, 0),
         "block": lambda: COMM.Alltoall([b, n + odd, MPI.DOUBLE], [b.copy(), n + odd, MPI.DOUBLE]),
         "gathered": lambda: COMM.Allgatherv(a[: n + odd], [b, even]),
-        "sent": lambda: COMM.Alltoallv([b, [n + odd] + even[1:]], [b.copy(), even]),
+        "sent": lambda: COMM.Alltoallv([b, [n + odd, *even[1:]]], [b.copy(), even]),
     }
     for name, call in calls.items():
         with pytest.raises(MPI.Exception) as caught:
@@ -348,11 +343,13 @@ def test_legality_is_mpi4pys(char: str) -> None:
 )
 def test_bad_buffers_raise_what_mpi4py_raises(spoil: Any) -> None:
     bad = spoil(np.zeros(8))
-    for call in ("Bcast", "Allreduce", "Allgather", "Alltoall"):
-        args = (bad,) if call == "Bcast" else (bad, np.zeros(8))
-        ours = outcome(lambda: getattr(COMM, call)(*args))
-        theirs = outcome(lambda: getattr(plain_mpi.COMM_SELF, call)(*args))
-        assert ours == theirs, call
+
+    def outcome_of(comm: Any, name: str) -> Any:
+        args = (bad,) if name == "Bcast" else (bad, np.zeros(8 * comm.size))
+        return outcome(lambda: getattr(comm, name)(*args))
+
+    for name in ("Bcast", "Allreduce", "Allgather"):
+        assert outcome_of(COMM, name) == outcome_of(plain_mpi.COMM_SELF, name), name
     COMM.Barrier()
 
 
@@ -485,4 +482,3 @@ def test_after_mpi_did_one_the_native_path_goes_on(nbytes: int, bits: int) -> No
     COMM.Allreduce(y, x)
     vector.Free()
     assert all_true(bool((x == SIZE * SIZE).all()))
-    assert lib.SMPI_OK == 0
