@@ -4,8 +4,8 @@ Every operator is the same four moves. Parse: `buffers` understands the argument
 concerned. Call: the runtime lets all ranks agree on the path and mostly does it all. A rank that cannot go on natively says so
 instead. Finish: an error is raised on all ranks; SMPI_MPI means that all ranks call mpi4py's method now, and so we do.
 
-    ctx          the runtime's communicator; None until the first collective, False where there is none (one rank, ranks of several
-                 supernodes, fabric refused)
+    ctx          the runtime's communicator; None until the first collective, False where there is none (ranks of several supernodes,
+                 fabric refused)
 
 The runtime's communicator belongs to the MPI handle, not to the Python object: it hangs on the handle as an MPI attribute, and
 freeing the handle by any means closes it.
@@ -50,8 +50,6 @@ def _attribute() -> int:
 def _new_context(comm: MPI.Comm) -> Any:
     """Collective: the runtime's communicator over `comm`'s ranks, or False if they are not all members of one started supernode."""
     size = comm.Get_size()
-    if size == 1:
-        return False
     here = world()
     ctx = lib.smpi_comm_new(here.ptr, comm.Get_rank(), size) if here.ready else ffi.NULL
     mine = _CARD.pack(here.token if ctx else _NO_TOKEN, here.rank, lib.smpi_comm_gate(ctx) if ctx else 0)
