@@ -19,9 +19,9 @@ test: ## all tests, on all three MPI libraries (about 20 minutes on 2 cores; too
 lint: ## all static checks (tools/lint --fix mends what can be mended)
 	@tools/lint
 
-conformance: ## mpi4py's own test suite, with our COMM_WORLD
+conformance: ## mpi4py's own test suite, with plain mpi4py and with our COMM_WORLD, on MPICH at 1, 2 and 3 ranks
 	@tools/setup mpich
-	@.venv/bin/python tests/conformance/run.py
+	@for n in 1 2 3; do .venv/bin/python tests/conformance/run.py -n $$n || exit 1; done
 
 bench: ## latency and bandwidth against plain mpi4py, 2 ranks, on MPICH
 	@tools/setup mpich
