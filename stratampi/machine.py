@@ -1,7 +1,7 @@
 """What this process may use of the machine: memory, cores, address space. Plain readings of /proc and /sys, no MPI.
 
-Every function gives the answer for the calling process as it is now; world.py compares the ranks' answers. A file that is
-missing (another kernel, a sandbox) never raises: the limit it would tell is then taken to be absent.
+Every function gives the answer for the calling process as it is now; world.py compares the ranks' answers. A file that
+is missing (another kernel, a sandbox) never raises: the limit it would tell is then taken to be absent.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _read(path: Path | str) -> str:
 
 
 def _control_groups(controller: str) -> Iterator[Path]:
-    """The folders of this process's control groups, innermost first: those of v2, then those of `controller` under v1."""
+    """The folders of this process's control groups, innermost first: of v2, and of `controller` under v1."""
     for line in _read("/proc/self/cgroup").splitlines():
         parts = line.split(":", 2)
         if len(parts) != 3:
@@ -94,8 +94,8 @@ def address_space_left() -> int:
 def free_cells() -> tuple[int, int]:
     """(cells, span): where this process has nothing mapped, and how many bytes its address space spans.
 
-    Bit i of cells is set when [i TiB, (i + 1) TiB) is free and so are the ends of its neighbours: the C heap grows upwards and
-    the system's mappings grow downwards. span is the power of two above the highest mapping (the stack), 0 if unknown.
+    Bit i of cells is set when [i TiB, (i + 1) TiB) is free and so are its neighbours: the C heap grows upwards and the
+    system's mappings grow downwards. span is the power of two above the highest mapping (the stack), 0 if unknown.
     """
     taken, top = 1, 0
     for line in _read("/proc/self/maps").splitlines():
@@ -120,5 +120,5 @@ def shm_free() -> int:
 
 
 def commits_strictly() -> bool:
-    """True if the kernel refuses memory beyond a commit limit (vm.overcommit_memory = 2): a first touch can then fail (SIGBUS)."""
+    """True if the kernel keeps a commit limit (vm.overcommit_memory = 2): a first touch can then fail (SIGBUS)."""
     return _read("/proc/sys/vm/overcommit_memory").strip() == "2"

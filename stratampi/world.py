@@ -1,14 +1,14 @@
 """The world: which ranks share memory with this one, and the native state that maps it. Brought up once, collectively.
 
-    COMM_WORLD --Split_type(SHARED)--> machine --STRATAMPI_SUPERNODE_SIZE--> supernode --driver--> segments mapped --> heap
+    COMM_WORLD --Split_type(SHARED)--> machine --STRATAMPI_SUPERNODE_SIZE--> supernode --driver--> segments --> heap
 
-Invariant: all ranks of a supernode come out with the same driver. So a rank never acts on its own finding: each step is tried
-by all ranks, its outcome is gathered by all (`_Team.agree`), and one refusal turns all of them to the next driver, with the same
-reason in everybody's hand. What can be computed from gathered facts (segment size, addresses, slices) is computed by each rank
-for itself instead of being sent.
+Invariant: all ranks of a supernode come out with the same driver. So a rank never acts on its own finding: each step
+is tried by all ranks, its outcome is gathered by all (`_Team.agree`), and one refusal turns all to the next driver,
+with the same reason in everybody's hand. What can be computed from gathered facts (segment size, addresses, slices) is
+computed by each rank for itself instead of being sent.
 
-All MPI calls go through plain mpi4py communicators made from handles: the runner puts our subclass into mpi4py.MPI.COMM_WORLD,
-and this is the code that the subclass needs.
+All MPI calls go through plain mpi4py communicators made from handles: the runner puts our subclass into
+mpi4py.MPI.COMM_WORLD, and this is the code that the subclass needs.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ NO_TOKEN = bytes(16)
 class World:
     """This rank's supernode. `ptr` is the native smpi_world, None unless `ready`.
 
-    `driver` is "memfd", "window" or "none", and `why` says why this one. `rank` and `size` count in the supernode. `token` (16
-    bytes) is the same on its ranks and nowhere else, all zeros unless `ready`. `cores`: cores its ranks may use together.
+    `driver` is "memfd", "window" or "none", and `why` says why this one. `rank` and `size` count in the supernode.
+    `token` (16 bytes) is the same on its ranks and nowhere else, all zeros unless `ready`. `cores`: cores its ranks may
+    use together.
     """
 
     ptr: Any
@@ -67,8 +68,8 @@ _quiet_tag = 0  # the largest tag: hardly anybody's
 def world() -> World:
     """The world of this process; the first call after MPI_Init brings it up, collectively over COMM_WORLD.
 
-    While MPI is not initialised, or is finalised before the first call, the answer is a world that is not ready, and the next
-    call tries again. Thread-safe.
+    While MPI is not initialised, or is finalised before the first call, the answer is a world that is not ready, and
+    the next call tries again. Thread-safe.
 
     Raises:
         mpi4py.MPI.Exception: MPI itself failed.
@@ -242,7 +243,7 @@ def _common_base(facts: Sequence[_Facts], total: int) -> int:
 
 
 def _cores(facts: Sequence[_Facts]) -> int:
-    """Cores the ranks may use together: all that any of them may run on, as far as their control groups grant time for them."""
+    """Cores the ranks may use together: all that any may run on, as far as control groups grant time for them."""
     mask = 0
     for f in facts:
         mask |= int.from_bytes(f.mask, "little")
@@ -253,7 +254,7 @@ def _cores(facts: Sequence[_Facts]) -> int:
 
 
 def _start(team: _Team, ptr: Any, status: int, cores: int, populate: bool) -> None:
-    """The end of every driver: all segments are mapped (or status says why not), so exchange the addresses and build the heap.
+    """The end of every driver: segments are mapped (or status says why not), so exchange addresses and build the heap.
 
     Raises:
         _Refused: on all ranks, if any rank's status is negative or its heap could not be built.
@@ -304,7 +305,7 @@ def _window(team: _Team, cores: int, ranks_on_machine: int) -> Any:
     size = min(wanted, room) // UNIT * UNIT
     if size == 0:
         raise _Refused(
-            f"STRATAMPI_WINDOW_SIZE is {wanted} bytes, /dev/shm has {room} for each rank, and {UNIT} is the least that is of use"
+            f"STRATAMPI_WINDOW_SIZE is {wanted} bytes, /dev/shm has {room} a rank, and {UNIT} is the least of use"
         )
     ptr = lib.smpi_world_new(team.rank, team.size)
     try:
@@ -324,7 +325,7 @@ def _window(team: _Team, cores: int, ranks_on_machine: int) -> Any:
         ):  # where the addresses cannot be had once more the window's own do, as long as MPI is not finalized
             if lib.smpi_adopt_again(ptr, _common_base(team.facts, size * team.size)) == lib.SMPI_ERR_REFUSED:
                 lib.smpi_adopt_again(ptr, 0)
-        # The file system may be full before its quota is: pages are asked for when the heap grows, never at a first touch.
+        # The file system may fill up meanwhile: pages are asked for when the heap grows, never at a first touch.
         _start(team, ptr, status, cores, True)
     except BaseException:
         lib.smpi_world_delete(ptr)
@@ -435,10 +436,10 @@ def take_pending_exception() -> BaseException | None:
 def _wait_hook() -> int:
     """Called by a rank that waits in native code, about once a millisecond, with the GIL.
 
-    That Python code runs at all is half the purpose: it lets signal handlers run, and what they raise (KeyboardInterrupt) ends the
-    wait. The other half is progress of MPI, which a peer may need before it can come to where we wait for it. A probe of COMM_WORLD
-    gives it: one of COMM_SELF asks MPICH's queue of messages to oneself and nothing else, and a message found ends a probe before
-    any progress, hence the tag.
+    That Python code runs at all is half the purpose: it lets signal handlers run, and what they raise
+    (KeyboardInterrupt) ends the wait. The other half is progress of MPI, which a peer may need before it can come to
+    where we wait for it. A probe of COMM_WORLD gives it: one of COMM_SELF asks MPICH's queue of messages to oneself and
+    nothing else, and a message found ends a probe before any progress, hence the tag.
     """
     if _everybody is not None and not MPI.Is_finalized():
         for _ in range(PROGRESS_CALLS):

@@ -1,8 +1,8 @@
 /* error.c - status names and the thread's last reason.
  *
- * The reason belongs to the thread, not to the process: several communicators may be used by several threads, and a reason must
- * not be overwritten between the failing call and the caller that reads it. It is one line, because it ends up inside one line
- * of an exception or of a log. */
+ * The reason belongs to the thread, not to the process: several communicators may be used by several threads, and a
+ * reason must not be overwritten between the failing call and the caller that reads it. It is one line, because it ends
+ * up inside one line of an exception or of a log. */
 #include "error.h"
 
 #include <stdarg.h>

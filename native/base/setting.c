@@ -1,8 +1,8 @@
 /* setting.c - the table of every STRATAMPI_* variable.
  *
- * The environment is copied once, under pthread_once, the first time anybody asks: getenv races with setenv, and a setting that
- * changes in mid-run would let the ranks' paths drift apart. A text that does not fit its kind never stops a program; the
- * default is used and smpi_setting_invalid() tells, so that the caller can warn once. */
+ * The environment is copied once, under pthread_once, the first time anybody asks: getenv races with setenv, and a
+ * setting that changes in mid-run would let the ranks' paths drift apart. A text that does not fit its kind never stops
+ * a program; the default is used and smpi_setting_invalid() tells, so that the caller can warn once. */
 #include "error.h"
 
 #include <ctype.h>

@@ -1,10 +1,10 @@
 /* adopt.c - the driver window: segments that somebody else mapped.
  *
- * Python allocates an MPI shared window and hands over the addresses, so the native code needs no MPI library. The price is a
- * fixed size, and addresses that differ from rank to rank and die with MPI_Finalize (Open MPI unmaps windows then), while arrays
- * live on. smpi_adopt_again heals the second: mremap of length 0 maps the same pages of a shared mapping a second time, at an
- * address of our choice, and they stay when the first mapping goes. Where that is refused the adopted addresses serve, and
- * smpi_world_start turns their distances into deltas. */
+ * Python allocates an MPI shared window and hands over the addresses, so the native code needs no MPI library. The
+ * price is a fixed size, and addresses that differ from rank to rank and die with MPI_Finalize (Open MPI unmaps windows
+ * then), while arrays live on. smpi_adopt_again heals the second: mremap of length 0 maps the same pages of a shared
+ * mapping a second time, at an address of our choice, and they stay when the first mapping goes. Where that is refused
+ * the adopted addresses serve, and smpi_world_start turns their distances into deltas. */
 #include <errno.h>
 #include <string.h>
 #include <sys/mman.h>

@@ -1,13 +1,13 @@
-/* meeting.c - how the descriptors of the driver memfd come round: everybody sends, everybody listens, nobody is trusted.
+/* meeting.c - how the descriptors of the driver memfd come round: everybody sends and listens, nobody is trusted.
  *
  *   rank 0 --- connect, {magic, token, 0}, descriptor ---> rank 1's socket       each pair meets twice, once in each
  *   rank 0's socket <--- {magic, token, 1}, descriptor --- rank 1                direction; nobody answers anybody
  *
- * The sockets live in the abstract namespace, where anybody on the machine may connect. So each side asks the kernel for the other's
- * uid before it trusts it (the sender before it lets token and descriptor out of its hands), and a connection that does not
- * bring one well-formed message with one descriptor of a sealed file of our size is closed and forgotten; it can delay
- * nobody, because every connection is polled. A sender does not wait for an answer: what it sent stays in the kernel until the
- * peer takes it.
+ * The sockets live in the abstract namespace, where anybody on the machine may connect. So each side asks the kernel
+ * for the other's uid before it trusts it (the sender before it lets token and descriptor out of its hands), and a
+ * connection that does not bring one well-formed message with one descriptor of a sealed file of our size is closed and
+ * forgotten; it can delay nobody, because every connection is polled. A sender does not wait for an answer: what it
+ * sent stays in the kernel until the peer takes it.
  *
  * Not done: /proc/<pid>/fd or pidfd_getfd, which need ptrace rights that containers withhold. */
 #include <errno.h>

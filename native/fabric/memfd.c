@@ -1,7 +1,8 @@
-/* memfd.c - the driver memfd: one sparse memory file per rank, its descriptor handed to every peer, all mapped side by side.
+/* memfd.c - the driver memfd: one sparse memory file per rank, its descriptor handed to every peer, all mapped side by
+ * side.
  *
- * The files have no names, so a killed job leaves nothing behind and the quota of /dev/shm does not count, and they are far
- * larger than memory: pages come on first touch.
+ * The files have no names, so a killed job leaves nothing behind and the quota of /dev/shm does not count, and they are
+ * far larger than memory: pages come on first touch.
  *
  * Invariant: a map that fails unmaps all it had mapped, so that the caller can try the next base. */
 #include "memfd.h"

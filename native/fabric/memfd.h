@@ -1,4 +1,5 @@
-/* memfd.h - the driver memfd between its two halves: memfd.c makes and maps memory files, meeting.c hands them round. */
+/* memfd.h - the driver memfd between its two halves: memfd.c makes and maps memory files, meeting.c hands them round.
+ * */
 #ifndef SMPI_FABRIC_MEMFD_H
 #define SMPI_FABRIC_MEMFD_H
 
@@ -6,7 +7,8 @@
 
 #include "driver.h"
 
-/* Every segment's file has these seals: it can never be resized, so a page of it can never vanish under a reader (SIGBUS). */
+/* Every segment's file has these seals: it can never be resized, so a page of it can never vanish under a reader
+ * (SIGBUS). */
 #define SMPI_MEMFD_SEALS (F_SEAL_SHRINK | F_SEAL_GROW)
 
 struct smpi_memfd {
@@ -17,7 +19,8 @@ struct smpi_memfd {
 /* The driver's state, made by the first call that needs it; NULL without memory (the reason is written). */
 struct smpi_memfd *smpi_memfd_state(struct smpi_world *world);
 
-/* SMPI_ERR_REFUSED for the errno values by which a sandbox, a container or an old kernel says "not here", else SMPI_ERR_SYS. */
+/* SMPI_ERR_REFUSED for the errno values by which a sandbox, a container or an old kernel says "not here", else
+ * SMPI_ERR_SYS. */
 int smpi_system_status(int error);
 
 #endif

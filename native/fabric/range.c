@@ -1,7 +1,7 @@
 /* range.c - address space for all segments of a world, taken in one piece before anything is mapped into it.
  *
- * Reserving first makes the rest safe: inside the reserved range MAP_FIXED and MREMAP_FIXED replace our own empty pages and cannot
- * hit anything that another thread has mapped in the meantime. */
+ * Reserving first makes the rest safe: inside the reserved range MAP_FIXED and MREMAP_FIXED replace our own empty pages
+ * and cannot hit anything that another thread has mapped in the meantime. */
 #include <errno.h>
 #include <sys/mman.h>
 

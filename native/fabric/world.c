@@ -1,8 +1,8 @@
 /* world.c - the life of a world: made empty, filled by a driver, started once, then constant.
  *
- * The only arithmetic on addresses of other processes happens here, once: delta[r] is the distance between where this process
- * sees rank r's segment and where rank r itself does. Everything later adds it and asks no questions. It is signed and taken
- * modulo 2^64, so it is right whichever of the two lies higher. */
+ * The only arithmetic on addresses of other processes happens here, once: delta[r] is the distance between where this
+ * process sees rank r's segment and where rank r itself does. Everything later adds it and asks no questions. It is
+ * signed and taken modulo 2^64, so it is right whichever of the two lies higher. */
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>

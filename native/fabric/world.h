@@ -1,7 +1,8 @@
 /* world.h - what the layers above see of a world: its members' segments and the few facts agreed at start.
  *
- * The struct is filled by fabric/world.c and the two drivers; after smpi_world_start everything but the counters and the hook is
- * constant, so reading needs no lock. A process normally has one world; tests make several, one per thread, over one mapping. */
+ * The struct is filled by fabric/world.c and the two drivers; after smpi_world_start everything but the counters and
+ * the hook is constant, so reading needs no lock. A process normally has one world; tests make several, one per thread,
+ * over one mapping. */
 #ifndef SMPI_FABRIC_WORLD_H
 #define SMPI_FABRIC_WORLD_H
 
@@ -26,7 +27,7 @@ struct smpi_world {
     const char *driver;      /* "none" until a driver has mapped the segments */
     uint64_t bytes;          /* of one segment */
     char **segment;          /* [size] where this process sees each rank's segment */
-    char *range;             /* where the segments lie side by side in a mapping of ours; NULL if somebody else mapped them */
+    char *range;             /* where the segments lie in a mapping of ours; NULL if somebody else mapped them */
     ptrdiff_t *delta;        /* [size] to add to an address of rank r to reach the same byte here; normally 0 */
     struct smpi_memfd *memfd; /* driver state until smpi_memfd_finish */
     int fd;                  /* own segment's descriptor, kept open for forked children (close-on-exec); -1: unknown */

@@ -1,4 +1,5 @@
-/* test_setting.c - the table of settings. The environment is read once per process, so every case is a child of its own. */
+/* test_setting.c - the table of settings. The environment is read once per process, so every case is a child of its
+ * own. */
 #include <pthread.h>
 #include <sys/wait.h>
 #include <unistd.h>

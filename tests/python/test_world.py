@@ -1,4 +1,4 @@
-"""The world: drivers, slices, agreement and warnings. What changes the environment of a job runs in a job of its own."""
+"""The world: drivers, slices, agreement and warnings. What changes a job's environment runs in a job of its own."""
 
 import json
 import platform
@@ -83,9 +83,9 @@ def test_there_is_one_world_for_all_threads():
 
 def facts(rank=0, **changes):
     fields = {
-        "world_rank": rank, "fabric": b"auto", "supernode_size": 0, "window_size": 1 << 28, "space_left": machine.NO_LIMIT,
-        "file_limit": machine.NO_LIMIT, "span": 1 << 47, "shm_free": 1 << 30, "quota": machine.NO_LIMIT, "token": bytes(16),
-        "cells": ((1 << 85) - 2).to_bytes(16, "little"), "mask": bytes(machine.MASK_BYTES),
+        "world_rank": rank, "fabric": b"auto", "supernode_size": 0, "window_size": 1 << 28, "token": bytes(16),
+        "space_left": machine.NO_LIMIT, "file_limit": machine.NO_LIMIT, "span": 1 << 47, "shm_free": 1 << 30,
+        "quota": machine.NO_LIMIT, "cells": ((1 << 85) - 2).to_bytes(16, "little"), "mask": bytes(machine.MASK_BYTES),
     }  # fmt: skip
     return _Facts(**(fields | changes))
 
@@ -157,8 +157,8 @@ from stratampi._native import lib
 from stratampi.world import world
 w = world()
 line = dict(
-    world_rank=MPI.COMM_WORLD.rank, ready=w.ready, driver=w.driver, why=w.why, rank=w.rank, size=w.size, token=w.token.hex(),
-    cores=w.cores, ptr=w.ptr is not None, bytes=lib.smpi_world_bytes(w.ptr) if w.ready else 0,
+    world_rank=MPI.COMM_WORLD.rank, ready=w.ready, driver=w.driver, why=w.why, rank=w.rank, size=w.size,
+    token=w.token.hex(), cores=w.cores, ptr=w.ptr is not None, bytes=lib.smpi_world_bytes(w.ptr) if w.ready else 0,
     heap=w.ready and lib.smpi_heap_alloc(w.ptr, 100, 0) is not None,
 )
 os.write(1, ("REPORT " + json.dumps(line) + "\\n").encode())
@@ -202,7 +202,8 @@ def test_arrays_outlive_finalize(mpirun):
     after = """
     MPI.Finalize()
     block = lib.smpi_heap_alloc(w.ptr, 100000, 1)
-    os.write(1, b"ALIVE\\n" if bytes(__import__("stratampi")._native.ffi.buffer(block, 100000)) == bytes(100000) else b"DEAD\\n")
+    from stratampi._native import ffi
+    os.write(1, b"ALIVE\\n" if ffi.buffer(block, 100000)[:] == bytes(100000) else b"DEAD\\n")
     """
     done = mpirun(2, job() + textwrap.dedent(after), {"STRATAMPI_FABRIC": "window"})
     assert len(reports(done)) == 2
@@ -342,8 +343,13 @@ def test_nothing_happens_before_mpi_is_initialised_or_after(mpirun):
     """
     done = mpirun(2, textwrap.dedent(code))
     assert done.returncode == 0, done.stderr
-    late = "from mpi4py import MPI\nMPI.Finalize()\nfrom stratampi.world import world\nassert world().why == 'MPI is finalized'\n"
-    done = mpirun(2, late)
+    late = """
+    from mpi4py import MPI
+    MPI.Finalize()
+    from stratampi.world import world
+    assert world().why == 'MPI is finalized'
+    """
+    done = mpirun(2, textwrap.dedent(late))
     assert done.returncode == 0, done.stderr
 
 
