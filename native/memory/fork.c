@@ -1,7 +1,7 @@
 /* fork.c - the process-wide list of fork guards.
  *
- * One of the few globals of the runtime: pthread_atfork knows the process, not the rank. The list's lock is held across fork, so
- * the child never sees a half-made list. */
+ * One of the few globals of the runtime: pthread_atfork knows the process, not the rank. The list's lock is held
+ * across fork, so the child never sees a half-made list. */
 #include "fork.h"
 
 #include <pthread.h>

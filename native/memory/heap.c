@@ -3,15 +3,18 @@
  *   segment   | small: 1/16, granules of 128 B, blocks below 16 KiB | large: the rest, granules of one page        |
  *                                                                     ^ high: never used before, reads as zero
  *
- * What is taken and what is free stands in the zones' private tags (zone.h), never in the segment: a peer's stray write damages data,
- * not the allocator. Granules of one line pair keep two small blocks from sharing a line that two ranks write.
+ * What is taken and what is free stands in the zones' private tags (zone.h), never in the segment: a peer's stray
+ * write damages data, not the allocator. Granules of one line pair keep two small blocks from sharing a line that
+ * two ranks write.
  *
- * Memory, as opposed to address space, comes on first touch and stays for reuse, because a page fault costs more than the copy of
- * a page. So the segment can be sized far past need, and what must be bounded is the memory held: live bytes never exceed
- * the limit, and before growth would take live plus kept over it, kept memory of free large blocks is given back
- * (MADV_REMOVE). Small blocks are not given back: their zone is reused whole and rarely matters.
+ * Memory, as opposed to address space, comes on first touch and stays for reuse, because a page fault costs more
+ * than the copy of a page. So the segment can be sized far past need, and what must be bounded is the memory held:
+ * live bytes never exceed the limit, and before growth would take live plus kept over it, kept memory of free large
+ * blocks is given back (MADV_REMOVE). Small blocks are not given back: their zone is reused whole and rarely
+ * matters.
  *
- * Not done: a cache per thread. One uncontended lock costs less than the page or the NumPy header that comes with a block. */
+ * Not done: a cache per thread. One uncontended lock costs less than the page or the NumPy header that comes with a
+ * block. */
 #include "heap.h"
 
 #include <errno.h>
@@ -84,7 +87,8 @@ static uint64_t granules_for(const struct part *part, uint64_t bytes)
     return bytes ? ((bytes - 1) >> part->shift) + 1 : 1;
 }
 
-/* The block must be live: anything else is an error of the caller after which nothing can be trusted, as with free(). */
+/* The block must be live: anything else is an error of the caller after which nothing can be trusted, as with
+ * free(). */
 static uint32_t live_length(const struct part *part, const void *block, const char *caller)
 {
     uint32_t at = granule_of(part, block);
@@ -171,8 +175,8 @@ static void count_live(struct smpi_heap *heap, uint64_t bytes)
     heap->peak = heap->live > heap->peak ? heap->live : heap->peak;
 }
 
-/* Whether n granules more, of which `fresh` take new memory, stay under the limit. May give memory back: free blocks stay where
- * they are, but what smpi_zone_dirty said before is stale then. */
+/* Whether n granules more, of which `fresh` take new memory, stay under the limit. May give memory back: free blocks
+ * stay where they are, but what smpi_zone_dirty said before is stale then. */
 static int admit(struct smpi_heap *heap, const struct part *part, uint64_t n, uint64_t fresh)
 {
     if (n << part->shift > heap->limit - heap->live) {
@@ -221,9 +225,10 @@ static void copy_in_child(const struct smpi_heap *heap)
     }
 }
 
-/* The child's view of its parent's segment becomes its own: it sees the contents as they are, and what it writes stays with it. With
- * the memory file's descriptor that is one call, without a copy (pages the child has not written then follow what the parent still
- * writes: mmap promises no snapshot); segments that somebody else mapped are copied, and they are small. */
+/* The child's view of its parent's segment becomes its own: it sees the contents as they are, and what it writes
+ * stays with it. With the memory file's descriptor that is one call, without a copy (pages the child has not written
+ * then follow what the parent still writes: mmap promises no snapshot); segments that somebody else mapped are
+ * copied, and they are small. */
 static void close_in_child(struct smpi_fork_guard *guard)
 {
     struct smpi_heap *heap = (struct smpi_heap *)guard; /* its first member */

@@ -1,9 +1,9 @@
 /* numpy.c - the heap as NumPy's allocator (NEP 49), without NumPy's headers.
  *
- * NumPy keeps with each array the handler that allocated it, and frees through that one whenever and in whatever thread the array
- * dies. So handlers are never freed, and every handler frees by address: what lies in the segment goes back to the heap, anything
- * else to free(). An array may have been born under `always` in a forked child (malloc), or have moved from malloc to the heap
- * while it grew; nobody needs to remember.
+ * NumPy keeps with each array the handler that allocated it, and frees through that one whenever and in whatever
+ * thread the array dies. So handlers are never freed, and every handler frees by address: what lies in the segment
+ * goes back to the heap, anything else to free(). An array may have been born under `always` in a forked child
+ * (malloc), or have moved from malloc to the heap while it grew; nobody needs to remember.
  *
  * NumPy calls with the GIL held. Nothing here calls Python, waits for a peer, or blocks longer than the heap's lock. */
 #include <malloc.h>
@@ -13,7 +13,8 @@
 
 #include "heap.h"
 
-/* PyDataMemAllocator and PyDataMem_Handler of numpy/ndarraytypes.h, version 1; a part of NumPy's stable C API since 1.22. */
+/* PyDataMemAllocator and PyDataMem_Handler of numpy/ndarraytypes.h, version 1; a part of NumPy's stable C API since
+ * 1.22. */
 struct allocator {
     void *ctx;
     void *(*malloc)(void *ctx, size_t bytes);

@@ -1,8 +1,10 @@
-/* zone.c - two-level segregated fit over out-of-band tags (Masmano et al., TLSF, ECRTS 2004; the tags and the clean state are ours).
+/* zone.c - two-level segregated fit over out-of-band tags (Masmano et al., TLSF, ECRTS 2004; the tags and the clean
+ * state are ours).
  *
- * Size classes: sizes below 32 have one each; above, every power of two is cut in 32. A request looks at a few blocks of its own
- * class first and then takes the head of the next class that is not empty, where everything fits. The textbook skips the first
- * step and so misses the block of just this size that was freed a moment ago: with arrays, the commonest case of all. */
+ * Size classes: sizes below 32 have one each; above, every power of two is cut in 32. A request looks at a few
+ * blocks of its own class first and then takes the head of the next class that is not empty, where everything fits.
+ * The textbook skips the first step and so misses the block of just this size that was freed a moment ago: with
+ * arrays, the commonest case of all. */
 #include "zone.h"
 
 #include <stddef.h>

@@ -1,19 +1,22 @@
-/* zone.h - which granules of a range are taken: two-level segregated fit (TLSF) with all its bookkeeping out of band.
+/* zone.h - which granules of a range are taken: two-level segregated fit (TLSF) with all its bookkeeping out of
+ * band.
  *
- * A zone is `count` granules, cut without gaps into blocks, live or free. It never touches the memory it describes: tags lie in a
- * private sparse array parallel to the granules, so no write of a peer or of the user can corrupt it, and a block is exactly
- * its granules. The first and the last granule's tag of a block carry its length; tags inside a block are zero.
+ * A zone is `count` granules, cut without gaps into blocks, live or free. It never touches the memory it describes:
+ * tags lie in a private sparse array parallel to the granules, so no write of a peer or of the user can corrupt it,
+ * and a block is exactly its granules. The first and the last granule's tag of a block carry its length; tags inside
+ * a block are zero.
  *
  *     granules  | 0        | 1      | 2        | 3    | 4      | 5       | 6 ...            count - 1 |
  *     blocks    [ live, 3 granules             ][live ][ free, all the rest                           ]
  *     tags        head 3     0        tail 3    h+t 1   head n   0         0 ...              tail n
  *
- * Invariants: two free blocks never touch; every free block is on the list of its size class, and the two bitmaps say which lists
- * are not empty; granules from `high` on have never been part of a live block, so their memory is as the system gave it
- * (zero, not there yet). A free block may be `clean`: its memory was given back to the system, so that it is again like new;
- * clean blocks lie below `high`.
+ * Invariants: two free blocks never touch; every free block is on the list of its size class, and the two bitmaps
+ * say which lists are not empty; granules from `high` on have never been part of a live block, so their memory is as
+ * the system gave it (zero, not there yet). A free block may be `clean`: its memory was given back to the system, so
+ * that it is again like new; clean blocks lie below `high`.
  *
- * All calls are O(1) except clean and is_valid, and find when the zone is nearly full. Not thread-safe: the heap's lock covers it. */
+ * All calls are O(1) except clean and is_valid, and find when the zone is nearly full. Not thread-safe: the heap's
+ * lock covers it. */
 #ifndef SMPI_MEMORY_ZONE_H
 #define SMPI_MEMORY_ZONE_H
 
@@ -38,7 +41,8 @@ struct smpi_zone {
     uint32_t heads[SMPI_ZONE_POWERS][SMPI_ZONE_SUB];
 };
 
-/* One free block of count granules (none when 0). When the system has no room for that many tags the zone gets smaller. */
+/* One free block of count granules (none when 0). When the system has no room for that many tags the zone gets
+ * smaller. */
 void smpi_zone_open(struct smpi_zone *zone, uint64_t count);
 void smpi_zone_close(struct smpi_zone *zone);
 
@@ -60,11 +64,13 @@ void smpi_zone_give(struct smpi_zone *zone, uint32_t at);
 /* Keeps the first n granules of live block `at`, 1 <= n <= its length, and frees the others. */
 void smpi_zone_shrink(struct smpi_zone *zone, uint32_t at, uint32_t n);
 
-/* The free block behind live block `at`, if both together have n granules, else SMPI_ZONE_NONE. grow then makes it so. */
+/* The free block behind live block `at`, if both together have n granules, else SMPI_ZONE_NONE. grow then makes it
+ * so. */
 uint32_t smpi_zone_room(const struct smpi_zone *zone, uint32_t at, uint32_t n);
 void smpi_zone_grow(struct smpi_zone *zone, uint32_t at, uint32_t n);
 
-/* Calls punch for the touched part of every free block that is not clean; where it returns 0 the block becomes clean. */
+/* Calls punch for the touched part of every free block that is not clean; where it returns 0 the block becomes
+ * clean. */
 void smpi_zone_clean(struct smpi_zone *zone, int (*punch)(void *arg, uint32_t at, uint32_t n), void *arg);
 
 /* 1 if all of the above holds; *live and *blocks: granules in, and number of, live blocks. */

@@ -1,7 +1,8 @@
-/* test_heap.c - the registering heap against its contract: contents survive, invariants hold, limits bind, nothing is lost.
+/* test_heap.c - the registering heap against its contract: contents survive, invariants hold, limits bind, nothing
+ * is lost.
  *
- * Every rank's memory is one sparse memory file, as under the driver memfd, so that zeroing, giving back, and the child's private view
- * are the real ones. */
+ * Every rank's memory is one sparse memory file, as under the driver memfd, so that zeroing, giving back, and the
+ * child's private view are the real ones. */
 #include <pthread.h>
 #include <stdint.h>
 #include <sys/mman.h>
@@ -265,7 +266,8 @@ static void test_limit(void)
     stop();
 }
 
-/* Fragments must not add up: what is held stays near the limit, although the free blocks fit nothing that is asked for. */
+/* Fragments must not add up: what is held stays near the limit, although the free blocks fit nothing that is asked
+ * for. */
 static void test_give_back(void)
 {
     for (int populate = 0; populate < 2; populate++) {
