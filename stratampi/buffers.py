@@ -38,10 +38,12 @@ _INT64S: Any = ffi.typeof("int64_t[]")
 BOTTOM, IN_PLACE = MPI.BOTTOM, MPI.IN_PLACE
 from_buffer = ffi.from_buffer
 
-_Comm, _SELF = MPI.Comm, MPI.COMM_SELF  # taken now: the runner puts other communicators in their place
+# Taken now: the runner puts other communicators in their place.
+_Datatype, _Comm, _SELF = MPI.Datatype, MPI.Comm, MPI.COMM_SELF
 _typedict: dict[Any, Any] = MPI._typedict  # the dict itself, which users change
 _NOWHERE: Any = ffi.new("char[128]")  # where nothing is sent from: C reads NULL as IN_PLACE
 _LONG_MAX = 2**63 - 1
+_TOO_LARGE = "Python int too large to convert to C long"
 _NATIVE_ORDER, _FOREIGN_ORDER = ("<", ">") if sys.byteorder == "little" else (">", "<")
 
 
@@ -351,7 +353,7 @@ def _memory(buf: Any, type_: Any, writable: bool, bare: bool) -> _Memory:
 
 
 def _explicit(type_: Any) -> Kind:
-    return _kind_of_datatype(type_) if isinstance(type_, MPI.Datatype) else _kind_of_key(type_)
+    return _kind_of_datatype(type_) if isinstance(type_, _Datatype) else _kind_of_key(type_)
 
 
 def _exported(buf: Any, type_: Any, writable: bool, bare: bool) -> _Memory:
@@ -397,7 +399,7 @@ def _unpack(spec: Sequence[Any], pairs: tuple[type[Sequence[Any]], ...]) -> tupl
     displ = type_ = None
     if n == 2:
         buf, count = spec
-        if isinstance(count, (MPI.Datatype, str)):
+        if isinstance(count, (_Datatype, str)):
             return buf, None, None, count
     elif n == 3:
         buf, count, type_ = spec
@@ -414,20 +416,20 @@ def _unpack(spec: Sequence[Any], pairs: tuple[type[Sequence[Any]], ...]) -> tupl
 def _long(value: Any) -> int:
     n = index(value)
     if not -_LONG_MAX - 1 <= n <= _LONG_MAX:
-        raise OverflowError("Python int too large to convert to C long")
+        raise OverflowError(_TOO_LARGE)
     return n
 
 
 def _longs(values: Any, size: int) -> list[int]:
+    items: list[int]
     if isinstance(values, ndarray) and values.ndim == 1 and values.dtype.kind in "iu":
         items = values.tolist()
     elif type(values) is list or type(values) is tuple:
         items = list(map(index, values))
     else:
         items = [index(values[i]) for i in range(len(values))]
-    if items:
-        _long(min(items))
-        _long(max(items))
+    if items and (max(items) > _LONG_MAX or min(items) < -_LONG_MAX - 1):
+        raise OverflowError(_TOO_LARGE)
     if len(items) != size:
         raise ValueError(f"expecting {size} items, got {len(items)}")
     return items
@@ -437,6 +439,8 @@ def _is_integral(value: Any) -> bool:
     """One integer, not a sequence of them; a 0-d array is one (asarray.pxi)."""
     if type(value) is int:
         return True
+    if type(value) is list or type(value) is tuple:  # the usual ones; looking for __index__ in vain is slow
+        return False
     if not hasattr(type(value), "__index__"):
         return False
     try:
@@ -551,6 +555,29 @@ def _parse(spec: Any, blocks: int, writable: bool) -> Message:
     return message
 
 
+def _odd_runs(buf: Any, nbytes: int, itemsize: int, counts: list[int], displs: list[int]) -> int:
+    """Looks at runs of which some are empty or outside of the buffer: sets the displacements of the empty ones to 0.
+
+    Returns 0, or SMPI_WHY_LAYOUT if MPI must see to them. Raises Error for one that is outside of all memory.
+    """
+    for i, (count, displ) in enumerate(zip(counts, displs, strict=True)):
+        low, high = displ * itemsize, (displ + count) * itemsize
+        if count == 0:
+            displs[i] = 0
+        elif count < 0:
+            raise Error(MPI.ERR_COUNT, f"negative count {count} for rank {i}")
+        elif low < 0 or high > nbytes:
+            if buf is None or buf is BOTTOM:
+                return int(lib.SMPI_WHY_LAYOUT)
+            if not _reaches(buf, low, high):
+                raise Error(
+                    MPI.ERR_COUNT,
+                    f"count {count} at displacement {displ} for rank {i} needs bytes {low} to {high} "
+                    f"({itemsize} an element), but the buffer has {nbytes} bytes",
+                )
+    return 0
+
+
 def _parse_vector(spec: Any, size: int, writable: bool) -> Message:
     """message_vector of mpi4py. A Message with `why` set is legal but not native."""
     counts: Any = None
@@ -584,23 +611,10 @@ def _parse_vector(spec: Any, size: int, writable: bool) -> Message:
         return message
     itemsize = kind.itemsize
     limit = nbytes // itemsize
-    for i, count in enumerate(counts):
-        displ = displs[i]
-        if count == 0:
-            displs[i] = 0
-        elif count < 0:
-            raise Error(MPI.ERR_COUNT, f"negative count {count} for rank {i}")
-        elif displ < 0 or displ + count > limit:
-            if buf is None or buf is BOTTOM:
-                message.why = lib.SMPI_WHY_LAYOUT
-                return message
-            low, high = displ * itemsize, (displ + count) * itemsize
-            if not _reaches(buf, low, high):
-                raise Error(
-                    MPI.ERR_COUNT,
-                    f"count {count} at displacement {displ} for rank {i} needs bytes {low} to {high} "
-                    f"({itemsize} an element), but the buffer has {nbytes} bytes",
-                )
+    for count, displ in zip(counts, displs, strict=True):
+        if count <= 0 or displ < 0 or displ + count > limit:
+            message.why = _odd_runs(buf, nbytes, itemsize, counts, displs)
+            break
     if message.nbytes == 0:
         message.data = _NOWHERE
     message.counts = ffi.new(_INT64S, [count * itemsize for count in counts])

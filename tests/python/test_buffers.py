@@ -519,6 +519,11 @@ def test_vector(name, writable):
     assert check_many(make(), 3, True, writable)[0] == {"m": "message", "r": "refused", "u": "mpi"}[outcome]
 
 
+def test_an_empty_run_lies_at_the_start():
+    message = buffers.vector([doubles(), [2, 0, 1], [4, -77, 2], "d"], 3, True)
+    assert (list(message.counts), list(message.displs)) == ([16, 0, 8], [32, 0, 16])
+
+
 def test_vector_runs_outside_the_memory_raise():
     for spec, text in [
         ([doubles(), [3, 2, 2]], "count 2 at displacement 5 for rank 2 needs bytes 40 to 56"),
