@@ -39,7 +39,7 @@ BOTTOM, IN_PLACE = MPI.BOTTOM, MPI.IN_PLACE
 from_buffer = ffi.from_buffer
 
 # Taken now: the runner puts other communicators in their place.
-_Datatype, _Comm, _SELF = MPI.Datatype, MPI.Comm, MPI.COMM_SELF
+_Datatype, _Op, _Comm, _SELF = MPI.Datatype, MPI.Op, MPI.Comm, MPI.COMM_SELF
 _typedict: dict[Any, Any] = MPI._typedict  # the dict itself, which users change
 _NOWHERE: Any = ffi.new("char[128]")  # where nothing is sent from: C reads NULL as IN_PLACE
 _LONG_MAX = 2**63 - 1
@@ -80,25 +80,38 @@ class Message:
     a Message raise Unsupported in that case).
     """
 
-    __slots__ = ("count", "counts", "data", "displs", "in_place", "itemsize", "keep", "kind", "nbytes", "type", "why")
+    __slots__ = ("count", "data", "itemsize", "keep", "kind", "nbytes", "type")
+
+    counts: Any = None  # no slots: a slot to fill is a cost on every call, and these are rarely anything else
+    displs: Any = None
+    in_place: bool = False
+    why: int = 0
 
     def __init__(self, data: Any, count: int, kind: Kind, keep: Any) -> None:
         self.data = data
         self.count = count
         self.kind = kind
         self.type = kind.code
-        self.itemsize = kind.itemsize
-        self.nbytes = count * kind.itemsize
+        self.itemsize = itemsize = kind.itemsize
+        self.nbytes = count * itemsize
         self.keep = keep
-        self.counts: Any = None
-        self.displs: Any = None
-        self.in_place = False
-        self.why = 0
 
     @property
     def address(self) -> int:
         """The first byte's address, 0 for IN_PLACE."""
         return int(ffi.cast("uintptr_t", self.data))
+
+
+class _Parsed(Message):
+    """A Message in which everything may be set."""
+
+    __slots__ = ("counts", "displs", "in_place", "why")
+
+    def __init__(self, data: Any, count: int, kind: Kind, keep: Any) -> None:
+        super().__init__(data, count, kind, keep)
+        self.counts = self.displs = None
+        self.in_place = False
+        self.why = 0
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -534,7 +547,7 @@ def _parse(spec: Any, blocks: int, writable: bool) -> Message:
             count //= blocks
     else:
         count = 0
-    message = Message(data + offset if offset else data, count, kind, keep)
+    message = _Parsed(data + offset if offset else data, count, kind, keep)
     if kind.code < 0:
         message.why = lib.SMPI_WHY_DATATYPE
         return message
@@ -605,7 +618,7 @@ def _parse_vector(spec: Any, size: int, writable: bool) -> Message:
         displs = [stride * i for i in range(size)]
     else:
         displs = _longs(displs, size)
-    message = Message(data, sum(counts), kind, keep)
+    message = _Parsed(data, sum(counts), kind, keep)
     if kind.code < 0 or buf is IN_PLACE:
         message.why = lib.SMPI_WHY_DATATYPE if kind.code < 0 else lib.SMPI_WHY_LAYOUT
         return message
@@ -625,7 +638,7 @@ def _parse_vector(spec: Any, size: int, writable: bool) -> Message:
 # ---------------------------------------------------------------------------------------------------------------------
 # What the collectives call
 
-_IN_PLACE = Message(ffi.NULL, 0, _kind_of_datatype(MPI.BYTE), None)
+_IN_PLACE = _Parsed(ffi.NULL, 0, _kind_of_datatype(MPI.BYTE), None)
 _IN_PLACE.in_place = True
 
 
@@ -706,20 +719,33 @@ def reduction(
     Raises:
         ValueError: the two sides differ in datatype or count, as mpi4py; otherwise as `simple` and `op_code`.
     """
+    if type(sendbuf) is ndarray and type(recvbuf) is ndarray and receives and type(op) is _Op:
+        dtype = recvbuf.dtype
+        kind = _KIND_OF_DTYPE.get(dtype)
+        code = OP_OF.get(op.handle, -1)
+        count = recvbuf.size
+        # Identity: equal dtypes may stand for different datatypes (long, long long).
+        if kind is not None and sendbuf.dtype is dtype and sendbuf.size == count and code >= 0 and kind.ops >> code & 1:
+            try:
+                target = from_buffer(CHARS, recvbuf, True)
+                source = from_buffer(CHARS, sendbuf)
+            except (ValueError, BufferError):
+                pass
+            else:
+                return Message(source, count, kind, source), Message(target, count, kind, target), code
     why = 0
     try:
         code = op_code(op)
     except Unsupported as verdict:
         code, why = -1, verdict.why
-    if receives and type(sendbuf) is ndarray and type(recvbuf) is ndarray and sendbuf.dtype is recvbuf.dtype:
+    recv: Message = _IN_PLACE
+    if receives and in_place and (sendbuf is None or sendbuf is IN_PLACE):
+        send: Message = _IN_PLACE
         recv = simple(recvbuf, True)
-        send = simple(sendbuf, False)
-    else:  # equal dtypes may be different datatypes, so the tables by dtype do not do
-        recv = _parse(recvbuf, 0, True) if receives else _IN_PLACE
-        if receives and in_place and (sendbuf is None or sendbuf is IN_PLACE):
-            send = _IN_PLACE
-        else:
-            send = _parse(sendbuf, 0, False)
+    else:
+        if receives:
+            recv = _parse(recvbuf, 0, True)
+        send = _parse(sendbuf, 0, False)
     if not receives:
         recv = send
     elif send is not _IN_PLACE:
