@@ -1,12 +1,12 @@
 /* status.h - what every call of the runtime returns.
  *
- * 0 is success, a negative value an error, SMPI_MPI (positive) the one answer that is neither: all ranks have agreed that the
- * MPI library does this operator. The first place that knows why an error happened writes one line into a thread-local
+ * 0 is success, a negative value an error; a positive one is neither: what was asked for is to be done another way. The first place that knows why an error happened writes one line into a thread-local
  * reason; everybody above passes the status on. Outputs are written on success only. */
 
 enum smpi_status {
     SMPI_OK = 0,
     SMPI_MPI = 1,           /* agreed by all ranks of the communicator: call mpi4py's own method now */
+    SMPI_PARSE = 2,         /* not a case for the short way (array.h); nothing was touched */
     SMPI_ERR_NOMEM = -1,    /* the heap or the system has no memory left */
     SMPI_ERR_ARG = -2,      /* an argument is out of its documented range; nothing was touched */
     SMPI_ERR_SYS = -3,      /* a system call failed; the reason names it and errno */

@@ -10,5 +10,6 @@
 #include "../cdef/world.h"
 #include "../cdef/heap.h"
 #include "../cdef/coll.h"
+#include "../cdef/array.h"
 
 #endif

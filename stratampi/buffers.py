@@ -39,7 +39,7 @@ BOTTOM, IN_PLACE = MPI.BOTTOM, MPI.IN_PLACE
 from_buffer = ffi.from_buffer
 
 # Taken now: the runner puts other communicators in their place.
-_Datatype, _Op, _Comm, _SELF = MPI.Datatype, MPI.Op, MPI.Comm, MPI.COMM_SELF
+_Datatype, _Comm, _SELF = MPI.Datatype, MPI.Comm, MPI.COMM_SELF
 _typedict: dict[Any, Any] = MPI._typedict  # the dict itself, which users change
 _NOWHERE: Any = ffi.new("char[128]")  # where nothing is sent from: C reads NULL as IN_PLACE
 _LONG_MAX = 2**63 - 1
@@ -173,6 +173,11 @@ def _kinds_by_handle() -> dict[int, Kind]:
 
 
 _KIND_OF_HANDLE = _kinds_by_handle()
+_KIND_OF_ID = {  # of MPI's own objects, which live as long as the process
+    id(datatype): _KIND_OF_HANDLE[datatype.handle]
+    for datatype in vars(MPI).values()
+    if isinstance(datatype, MPI.Datatype) and datatype.handle in _KIND_OF_HANDLE
+}
 
 
 def _own(code: int) -> Kind:
@@ -223,10 +228,10 @@ def _kind_of_datatype(datatype: MPI.Datatype) -> Kind:
     return _KIND_OF_HANDLE.get(handle) or Kind(-1, 0, 0, handle, datatype)
 
 
-# As TYPE_OF_DTYPE, and with the same blind spot: for an array of long long the handle is that of MPI.LONG.
-_KIND_OF_DTYPE: dict[np.dtype[Any], Kind] = {
-    dtype: _KIND_OF_HANDLE.get(getattr(_typedict.get(dtype.char), "handle", 0)) or _own(code)
-    for dtype, code in TYPE_OF_DTYPE.items()
+# By the address of NumPy's own dtype objects, which live on. By address because long and long long are equal, and two MPI datatypes.
+_KIND_OF_DTYPE: dict[int, Kind] = {
+    id(np.dtype(char)): _KIND_OF_HANDLE.get(getattr(_typedict.get(char), "handle", 0)) or _own(TYPE_OF_DTYPE[np.dtype(char)])
+    for char in (*_DTYPES.values(), "q", "Q")
 }
 
 
@@ -237,7 +242,8 @@ def _kind_of_array(array: ndarray[Any, Any]) -> Kind:
         return _kind_of_key(dtype.char)
     if dtype.kind == "V" and dtype.name == "bfloat16":  # ml_dtypes; the buffer protocol has no letter for it
         TYPE_OF_DTYPE[dtype] = lib.SMPI_BFLOAT16
-        _KIND_OF_DTYPE[dtype] = _BFLOAT16
+        _KIND_OF_DTYPE[id(dtype)] = _BFLOAT16
+        _learn(dtype, lib.SMPI_KNOWN_DTYPE, lib.SMPI_BFLOAT16)
         return _BFLOAT16
     exporter: Any = array
     return _kind_of_format(memoryview(exporter).format)
@@ -504,8 +510,33 @@ def _reaches(buf: Any, low: int, high: int) -> bool:
     return start + low >= 0 and start + high <= owner.nbytes
 
 
+def _parse_usual(spec: Any, blocks: int, writable: bool) -> Message | None:
+    """The specifications that programs mostly use: an array, [array, datatype], [array, count, datatype], C contiguous. None: look closer."""
+    if type(spec) is ndarray:
+        buf, kind, count = spec, _KIND_OF_DTYPE.get(id(spec.dtype)), None
+    elif (type(spec) is list or type(spec) is tuple) and 2 <= len(spec) <= 3 and type(spec[0]) is ndarray:
+        buf, kind, count = spec[0], _KIND_OF_ID.get(id(spec[-1])), spec[1] if len(spec) == 3 else None
+    else:
+        return None
+    if kind is None:
+        return None
+    try:
+        data = from_buffer(CHARS, buf, writable)
+    except (ValueError, BufferError):
+        return None
+    available, rest = divmod(len(data), kind.itemsize * (blocks or 1))
+    if count is None and not rest:
+        count = available
+    elif type(count) is not int or not 0 <= count <= available:
+        return None
+    return Message(data, count, kind, data)
+
+
 def _parse(spec: Any, blocks: int, writable: bool) -> Message:
     """message_simple of mpi4py: simple form (blocks 0) or block form. A Message with `why` set is legal but not native."""
+    usual = _parse_usual(spec, blocks, writable)
+    if usual is not None:
+        return usual
     if isinstance(spec, (list, tuple)):
         buf, count, displ, type_ = _unpack(spec, (tuple, list))
         try:
@@ -650,16 +681,7 @@ def simple(obj: Any, writable: bool, in_place: bool = False) -> Message:
         Error: the count runs past the memory (ERR_COUNT).
         TypeError, ValueError, KeyError, BufferError, OverflowError: as mpi4py.
     """
-    if type(obj) is ndarray:
-        kind = _KIND_OF_DTYPE.get(obj.dtype)
-        if kind is not None:
-            try:
-                data = from_buffer(CHARS, obj, writable)
-            except (ValueError, BufferError):
-                pass  # Fortran order is taken below, the rest refused
-            else:
-                return Message(data, obj.size, kind, data)
-    elif in_place and (obj is None or obj is IN_PLACE):
+    if in_place and (obj is None or obj is IN_PLACE):
         return _IN_PLACE
     return _native(_parse(obj, 0, writable))
 
@@ -668,15 +690,6 @@ def block(obj: Any, size: int, writable: bool, in_place: bool = False) -> Messag
     """`size` equal runs, one behind the other; count and nbytes are those of one run. Otherwise as `simple`."""
     if in_place and (obj is None or obj is IN_PLACE):
         return _IN_PLACE
-    if type(obj) is ndarray:
-        kind = _KIND_OF_DTYPE.get(obj.dtype)
-        if kind is not None and obj.size % size == 0:
-            try:
-                data = from_buffer(CHARS, obj, writable)
-            except (ValueError, BufferError):
-                pass
-            else:
-                return Message(data, obj.size // size, kind, data)
     return _native(_parse(obj, size, writable))
 
 
@@ -719,20 +732,6 @@ def reduction(
     Raises:
         ValueError: the two sides differ in datatype or count, as mpi4py; otherwise as `simple` and `op_code`.
     """
-    if type(sendbuf) is ndarray and type(recvbuf) is ndarray and receives and type(op) is _Op:
-        dtype = recvbuf.dtype
-        kind = _KIND_OF_DTYPE.get(dtype)
-        code = OP_OF.get(op.handle, -1)
-        count = recvbuf.size
-        # Identity: equal dtypes may stand for different datatypes (long, long long).
-        if kind is not None and sendbuf.dtype is dtype and sendbuf.size == count and code >= 0 and kind.ops >> code & 1:
-            try:
-                target = from_buffer(CHARS, recvbuf, True)
-                source = from_buffer(CHARS, sendbuf)
-            except (ValueError, BufferError):
-                pass
-            else:
-                return Message(source, count, kind, source), Message(target, count, kind, target), code
     why = 0
     try:
         code = op_code(op)
@@ -758,3 +757,84 @@ def reduction(
     if not recv.kind.ops >> code & 1:
         raise Unsupported(lib.SMPI_WHY_OP)
     return send, recv, code
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The short way (cdef/array.h): plain arrays, which the runtime reads itself
+
+_learnt: list[Any] = []  # what the runtime knows by address, and must therefore live
+
+
+def _learn(obj: Any, known: int, value: int = 0) -> None:
+    if lib.smpi_array_learn(id(obj), known, value) == lib.SMPI_OK:
+        _learnt.append(obj)
+
+
+def _teach() -> None:
+    """Tells the runtime which objects are the arrays, dtypes, datatypes and ops that it may read by address.
+
+    Only where an array's memory says what NumPy says: CPython whose objects have the common header, and the struct as documented.
+    Elsewhere the runtime knows nothing, and every call takes the long way.
+    """
+    if sys.implementation.name != "cpython":
+        return
+    probe = np.ones((2, 3), order="F")
+    fields = ffi.new("uint64_t[6]")
+    listed = [probe, probe.dtype]
+    lib.smpi_array_probe(id(probe), id(listed), fields)
+    said = [probe.__array_interface__["data"][0], probe.ndim, id(probe.dtype), probe.flags.num, len(listed), id(probe)]
+    if list(fields) != said:
+        return
+    for char in (*_DTYPES.values(), "q", "Q"):
+        dtype = np.dtype(char)
+        _learn(dtype, lib.SMPI_KNOWN_DTYPE, TYPE_OF_DTYPE[dtype])
+    for datatype in vars(MPI).values():
+        kind = _KIND_OF_ID.get(id(datatype))
+        if kind is not None and kind.itemsize == SIZE_OF_TYPE[kind.code]:  # not WCHAR
+            _learn(datatype, lib.SMPI_KNOWN_DATATYPE, kind.code)
+    for name in _OP_NAMES:
+        _learn(getattr(MPI, name), lib.SMPI_KNOWN_OP, OP_OF[getattr(MPI, name).handle])
+    _learn(None, lib.SMPI_KNOWN_IN_PLACE)
+    _learn(IN_PLACE, lib.SMPI_KNOWN_IN_PLACE)
+    _learn(ndarray, lib.SMPI_KNOWN_NDARRAY)
+    _learn(list, lib.SMPI_KNOWN_LIST)
+
+
+def runs(spec: Any, size: int) -> tuple[int, Any, Any, int] | None:
+    """A vector specification in its usual forms, taken apart but not judged: buffer, counts, displs, datatype as array.h wants them.
+
+    None: another form. A count that is no integer is found by cffi (TypeError, OverflowError).
+    """
+    if type(spec) is not list and type(spec) is not tuple:
+        return None
+    n = len(spec)
+    datatype = None
+    if n == 2:
+        buf, counts = spec
+    elif n == 3:
+        buf, counts, datatype = spec
+    elif n == 4:
+        buf, counts, displs, datatype = spec
+    else:
+        return None
+    if n != 4:
+        displs = None
+        if type(counts) is tuple:
+            if len(counts) != 2:
+                return None
+            counts, displs = counts
+    if type(counts) is ndarray:
+        counts = counts.tolist()
+    if (type(counts) is not list and type(counts) is not tuple) or len(counts) != size:
+        return None
+    if displs is None:
+        displs = ffi.NULL
+    else:
+        if type(displs) is ndarray:
+            displs = displs.tolist()
+        if (type(displs) is not list and type(displs) is not tuple) or len(displs) != size:
+            return None
+    return id(buf), counts, displs, 0 if datatype is None else id(datatype)
+
+
+_teach()

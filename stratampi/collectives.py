@@ -1,8 +1,9 @@
 """The collective operators on the native path: a mixin in front of mpi4py's communicator classes.
 
-Every operator is the same four moves. Parse: `buffers` understands the arguments, or raises mpi4py's own errors before a peer is
-concerned. Call: the runtime lets all ranks agree on the path and mostly does it all. A rank that cannot go on natively says so
-instead. Finish: an error is raised on all ranks; SMPI_MPI means that all ranks call mpi4py's method now, and so we do.
+Every operator is the same three moves. Call: the runtime reads plain arrays itself, lets all ranks agree on the path and mostly does
+it all. Parse, where the arguments are anything else: `buffers` understands them, or raises mpi4py's own errors before a peer is
+concerned; a rank that cannot go on natively says so to the others instead of calling. Finish: an error is raised on all ranks;
+SMPI_MPI means that all ranks call mpi4py's method now, and so we do.
 
     ctx          the runtime's communicator; None until the first collective, False where there is none (ranks of several supernodes,
                  fabric refused)
@@ -20,7 +21,7 @@ from mpi4py import MPI
 
 from . import buffers
 from ._native import ffi, lib
-from .buffers import Unsupported
+from .buffers import Unsupported, runs
 from .errors import check
 from .world import world
 
@@ -28,7 +29,11 @@ from .world import world
 _CARD = struct.Struct("=16siQ")
 _NO_TOKEN = bytes(16)
 
-_MPI = lib.SMPI_MPI
+_MPI, _PARSE = lib.SMPI_MPI, lib.SMPI_PARSE
+_barrier, _bcast = lib.smpi_barrier, lib.smpi_array_bcast
+_reduce, _allreduce = lib.smpi_array_reduce, lib.smpi_array_allreduce
+_allgather, _allgatherv = lib.smpi_array_allgather, lib.smpi_array_allgatherv
+_alltoall, _alltoallv = lib.smpi_array_alltoall, lib.smpi_array_alltoallv
 
 
 def _close(_handle: MPI.Comm, _keyval: int, ctx: Any) -> None:
@@ -88,7 +93,7 @@ class Collectives:
         """All ranks wait for each other (MPI 5.1, section 6.3)."""
         ctx = self._ctx or self._open()
         if ctx:
-            status = lib.smpi_barrier(ctx)
+            status = _barrier(ctx)
             if not status:
                 return
             if status != _MPI:
@@ -99,11 +104,13 @@ class Collectives:
         """The root's `buf` to everybody's (MPI 5.1, section 6.4)."""
         ctx = self._ctx or self._open()
         if ctx:
-            try:
-                data = buffers.simple(buf, writable=root != self.Get_rank())
-                status = lib.smpi_bcast(ctx, data.data, data.nbytes, root)
-            except Unsupported as cannot:
-                status = lib.smpi_needs_mpi(ctx, lib.SMPI_BCAST, root, cannot.why)
+            status = _bcast(ctx, id(buf), root)
+            if status == _PARSE:
+                try:
+                    data = buffers.simple(buf, writable=root != self.Get_rank())
+                    status = lib.smpi_bcast(ctx, data.data, data.nbytes, root)
+                except Unsupported as cannot:
+                    status = lib.smpi_needs_mpi(ctx, lib.SMPI_BCAST, root, cannot.why)
             if not status:
                 return
             if status != _MPI:
@@ -114,13 +121,15 @@ class Collectives:
         """`op` over all ranks' `sendbuf`, element by element in rank order, to the root's `recvbuf` (MPI 5.1, section 6.9.1)."""
         ctx = self._ctx or self._open()
         if ctx:
-            try:
-                is_root = root == self.Get_rank()
-                send, recv, code = buffers.reduction(sendbuf, recvbuf, op, receives=is_root, in_place=is_root)
-                target = recv.data if is_root else ffi.NULL
-                status = lib.smpi_reduce(ctx, send.data, target, recv.count, recv.type, code, root)
-            except Unsupported as cannot:
-                status = lib.smpi_needs_mpi(ctx, lib.SMPI_REDUCE, root, cannot.why)
+            status = _reduce(ctx, id(sendbuf), id(recvbuf), id(op), root)
+            if status == _PARSE:
+                try:
+                    is_root = root == self.Get_rank()
+                    send, recv, code = buffers.reduction(sendbuf, recvbuf, op, receives=is_root, in_place=is_root)
+                    target = recv.data if is_root else ffi.NULL
+                    status = lib.smpi_reduce(ctx, send.data, target, recv.count, recv.type, code, root)
+                except Unsupported as cannot:
+                    status = lib.smpi_needs_mpi(ctx, lib.SMPI_REDUCE, root, cannot.why)
             if not status:
                 return
             if status != _MPI:
@@ -131,11 +140,13 @@ class Collectives:
         """`op` over all ranks' `sendbuf`, element by element in rank order, to every `recvbuf` (MPI 5.1, section 6.9.6)."""
         ctx = self._ctx or self._open()
         if ctx:
-            try:
-                send, recv, code = buffers.reduction(sendbuf, recvbuf, op)
-                status = lib.smpi_allreduce(ctx, send.data, recv.data, recv.count, recv.type, code)
-            except Unsupported as cannot:
-                status = lib.smpi_needs_mpi(ctx, lib.SMPI_ALLREDUCE, 0, cannot.why)
+            status = _allreduce(ctx, id(sendbuf), id(recvbuf), id(op))
+            if status == _PARSE:
+                try:
+                    send, recv, code = buffers.reduction(sendbuf, recvbuf, op)
+                    status = lib.smpi_allreduce(ctx, send.data, recv.data, recv.count, recv.type, code)
+                except Unsupported as cannot:
+                    status = lib.smpi_needs_mpi(ctx, lib.SMPI_ALLREDUCE, 0, cannot.why)
             if not status:
                 return
             if status != _MPI:
@@ -146,12 +157,14 @@ class Collectives:
         """Everybody's `sendbuf` to everybody, one block a rank (MPI 5.1, section 6.7)."""
         ctx = self._ctx or self._open()
         if ctx:
-            try:
-                recv = buffers.block(recvbuf, self.Get_size(), writable=True)
-                send = buffers.simple(sendbuf, writable=False, in_place=True)
-                status = lib.smpi_allgather(ctx, send.data, send.nbytes, recv.data, recv.nbytes)
-            except Unsupported as cannot:
-                status = lib.smpi_needs_mpi(ctx, lib.SMPI_ALLGATHER, 0, cannot.why)
+            status = _allgather(ctx, id(sendbuf), id(recvbuf))
+            if status == _PARSE:
+                try:
+                    recv = buffers.block(recvbuf, self.Get_size(), writable=True)
+                    send = buffers.simple(sendbuf, writable=False, in_place=True)
+                    status = lib.smpi_allgather(ctx, send.data, send.nbytes, recv.data, recv.nbytes)
+                except Unsupported as cannot:
+                    status = lib.smpi_needs_mpi(ctx, lib.SMPI_ALLGATHER, 0, cannot.why)
             if not status:
                 return
             if status != _MPI:
@@ -162,12 +175,20 @@ class Collectives:
         """Everybody's `sendbuf` to everybody, blocks of different lengths (MPI 5.1, section 6.7)."""
         ctx = self._ctx or self._open()
         if ctx:
-            try:
-                recv = buffers.vector(recvbuf, self.Get_size(), writable=True)
-                send = buffers.simple(sendbuf, writable=False, in_place=True)
-                status = lib.smpi_allgatherv(ctx, send.data, send.nbytes, recv.data, recv.counts, recv.displs)
-            except Unsupported as cannot:
-                status = lib.smpi_needs_mpi(ctx, lib.SMPI_ALLGATHERV, 0, cannot.why)
+            status = _PARSE
+            parts = runs(recvbuf, self.Get_size())
+            if parts:
+                try:
+                    status = _allgatherv(ctx, id(sendbuf), *parts)
+                except (TypeError, OverflowError):  # counts that are no integers
+                    pass
+            if status == _PARSE:
+                try:
+                    recv = buffers.vector(recvbuf, self.Get_size(), writable=True)
+                    send = buffers.simple(sendbuf, writable=False, in_place=True)
+                    status = lib.smpi_allgatherv(ctx, send.data, send.nbytes, recv.data, recv.counts, recv.displs)
+                except Unsupported as cannot:
+                    status = lib.smpi_needs_mpi(ctx, lib.SMPI_ALLGATHERV, 0, cannot.why)
             if not status:
                 return
             if status != _MPI:
@@ -178,13 +199,15 @@ class Collectives:
         """Block d of rank s's `sendbuf` to block s of rank d's `recvbuf` (MPI 5.1, section 6.8)."""
         ctx = self._ctx or self._open()
         if ctx:
-            try:
-                size = self.Get_size()
-                recv = buffers.block(recvbuf, size, writable=True)
-                send = buffers.block(sendbuf, size, writable=False, in_place=True)
-                status = lib.smpi_alltoall(ctx, send.data, send.nbytes, recv.data, recv.nbytes)
-            except Unsupported as cannot:
-                status = lib.smpi_needs_mpi(ctx, lib.SMPI_ALLTOALL, 0, cannot.why)
+            status = _alltoall(ctx, id(sendbuf), id(recvbuf))
+            if status == _PARSE:
+                try:
+                    size = self.Get_size()
+                    recv = buffers.block(recvbuf, size, writable=True)
+                    send = buffers.block(sendbuf, size, writable=False, in_place=True)
+                    status = lib.smpi_alltoall(ctx, send.data, send.nbytes, recv.data, recv.nbytes)
+                except Unsupported as cannot:
+                    status = lib.smpi_needs_mpi(ctx, lib.SMPI_ALLTOALL, 0, cannot.why)
             if not status:
                 return
             if status != _MPI:
@@ -195,14 +218,23 @@ class Collectives:
         """As Alltoall, with blocks of different lengths (MPI 5.1, section 6.8)."""
         ctx = self._ctx or self._open()
         if ctx:
-            try:
-                size = self.Get_size()
-                recv = buffers.vector(recvbuf, size, writable=True)
-                send = buffers.vector(sendbuf, size, writable=False, in_place=True)
-                counts, displs = (ffi.NULL, ffi.NULL) if send.in_place else (send.counts, send.displs)
-                status = lib.smpi_alltoallv(ctx, send.data, counts, displs, recv.data, recv.counts, recv.displs)
-            except Unsupported as cannot:
-                status = lib.smpi_needs_mpi(ctx, lib.SMPI_ALLTOALLV, 0, cannot.why)
+            status = _PARSE
+            size = self.Get_size()
+            sends = runs(sendbuf, size)
+            receives = runs(recvbuf, size)
+            if sends and receives:
+                try:
+                    status = _alltoallv(ctx, *sends, *receives)
+                except (TypeError, OverflowError):
+                    pass
+            if status == _PARSE:
+                try:
+                    recv = buffers.vector(recvbuf, size, writable=True)
+                    send = buffers.vector(sendbuf, size, writable=False, in_place=True)
+                    counts, displs = (ffi.NULL, ffi.NULL) if send.in_place else (send.counts, send.displs)
+                    status = lib.smpi_alltoallv(ctx, send.data, counts, displs, recv.data, recv.counts, recv.displs)
+                except Unsupported as cannot:
+                    status = lib.smpi_needs_mpi(ctx, lib.SMPI_ALLTOALLV, 0, cannot.why)
             if not status:
                 return
             if status != _MPI:

@@ -40,9 +40,11 @@ smpi_comm *smpi_comm_new(smpi_world *world, int rank, int size)
     int32_t *members = calloc((size_t)size, sizeof *members);
     struct smpi_gate **gates = calloc((size_t)size, sizeof *gates);
     void **pointers = calloc(3 * (size_t)size + 1, sizeof *pointers);
+    int64_t *runs = calloc(4 * (size_t)size, sizeof *runs);
     struct smpi_gate *gate = smpi_heap_alloc(world, sizeof *gate, 0);
-    if (!comm || !parting || !members || !gates || !pointers || !gate) {
+    if (!comm || !parting || !members || !gates || !pointers || !runs || !gate) {
         smpi_heap_free(world, gate);
+        free(runs);
         free(pointers);
         free(gates);
         free(members);
@@ -55,7 +57,8 @@ smpi_comm *smpi_comm_new(smpi_world *world, int rank, int size)
     gates[rank] = gate;
     const int64_t spin = smpi_setting_number(SMPI_SET_SPIN);
     *comm = (struct smpi_comm){
-        .world = world, .rank = rank, .size = size, .members = members, .gate = gates, .pointers = pointers, .parting = parting};
+        .world = world, .rank = rank, .size = size, .members = members, .gate = gates, .pointers = pointers,
+        .runs = runs, .parting = parting};
     comm->crowded = world->size > world->cores;
     comm->spin_ns = spin >= 0 ? spin * 1000 : comm->crowded ? 0 : SPIN_NS_WHEN_ROOMY;
     return comm;
@@ -103,6 +106,7 @@ void smpi_comm_close(smpi_comm *comm)
     parting->next = world->parting;
     world->parting = parting;
     pthread_mutex_unlock(&world->parting_lock);
+    free(comm->runs);
     free(comm->pointers);
     free(comm->gate);
     free(comm->members);

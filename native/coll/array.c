@@ -1,0 +1,263 @@
+/* array.c - reads arrays and calls the operators: see array.h. */
+#include <stdatomic.h>
+#include <stddef.h>
+
+#include "../base/order.h"
+#include "../sync/comm.h"
+
+#define KNOWN_SLOTS 256 /* a power of two, several times what is ever learnt */
+
+struct object { /* PyObject of CPython with the GIL */
+    intptr_t references;
+    uint64_t class;
+};
+
+struct ndarray { /* PyArrayObject_fields; the same since NumPy 1.0 */
+    struct object object;
+    char *data;
+    int dimension_count;
+    intptr_t *dimensions, *strides;
+    uint64_t base, dtype;
+    int flags;
+};
+
+struct list { /* PyListObject; the same since CPython 2.4 */
+    struct object object;
+    intptr_t count;
+    uint64_t *items;
+};
+
+enum { C_CONTIGUOUS = 1, F_CONTIGUOUS = 2, WRITEABLE = 0x400 };
+
+/* Written under the GIL, read without: an entry counts from when its object is there. */
+static struct {
+    _Atomic uint64_t object;
+    int known, value;
+} table[KNOWN_SLOTS];
+
+static size_t first_slot(uint64_t object)
+{
+    return (size_t)(object >> 4 ^ object >> 12) % KNOWN_SLOTS;
+}
+
+int smpi_array_learn(uint64_t object, int known, int value)
+{
+    size_t slot = first_slot(object);
+    for (int i = 0; i < KNOWN_SLOTS / 2; i++, slot = (slot + 1) % KNOWN_SLOTS) {
+        const uint64_t there = smpi_read_relaxed(&table[slot].object);
+        if (!there || there == object) {
+            table[slot].known = known;
+            table[slot].value = value;
+            smpi_write_release(&table[slot].object, object);
+            return SMPI_OK;
+        }
+    }
+    return SMPI_ERR_NOMEM;
+}
+
+/* What the object stands for, or -1 if it is not known as that. */
+static int value_of(uint64_t object, int known)
+{
+    for (size_t slot = first_slot(object);; slot = (slot + 1) % KNOWN_SLOTS) {
+        const uint64_t there = smpi_read_acquire(&table[slot].object);
+        if (there == object) {
+            return table[slot].known == known ? table[slot].value : -1;
+        }
+        if (!there) {
+            return -1;
+        }
+    }
+}
+
+static const void *at(uint64_t object)
+{
+    return (const void *)(uintptr_t)object; /* NOLINT(performance-no-int-to-ptr) */
+}
+
+static size_t elements_of(const struct ndarray *array)
+{
+    size_t elements = 1;
+    for (int i = 0; i < array->dimension_count; i++) {
+        elements *= (size_t)array->dimensions[i];
+    }
+    return elements;
+}
+
+void smpi_array_probe(uint64_t object, uint64_t listed, uint64_t *fields)
+{
+    const struct ndarray *array = at(object);
+    fields[0] = (uint64_t)(uintptr_t)array->data;
+    fields[1] = (uint64_t)array->dimension_count;
+    fields[2] = array->dtype;
+    fields[3] = (uint64_t)array->flags;
+    const struct list *list = at(listed);
+    fields[4] = (uint64_t)list->count;
+    fields[5] = list->count == 2 ? list->items[0] : 0;
+}
+
+/* One side of an operator. data is NULL for MPI.IN_PLACE only. */
+struct side {
+    char *data;
+    size_t count, bytes; /* elements of type */
+    int type;
+    uint64_t named; /* the dtype or datatype object */
+};
+
+static char nowhere; /* where an array without elements lies */
+
+static int is_class(uint64_t object, int known)
+{
+    return value_of(((const struct object *)at(object))->class, known) >= 0;
+}
+
+/* An array, or [array, datatype]: 1 if that is what the object is, and one for the short way. */
+static int read_side(struct side *side, uint64_t object, int writable)
+{
+    uint64_t datatype = 0;
+    if (is_class(object, SMPI_KNOWN_LIST)) {
+        const struct list *list = at(object);
+        if (list->count != 2) {
+            return 0;
+        }
+        object = list->items[0];
+        datatype = list->items[1];
+    }
+    const struct ndarray *array = at(object);
+    if (!is_class(object, SMPI_KNOWN_NDARRAY) || !(array->flags & (C_CONTIGUOUS | F_CONTIGUOUS)) ||
+        (writable && !(array->flags & WRITEABLE))) {
+        return 0;
+    }
+    const int own_type = value_of(array->dtype, SMPI_KNOWN_DTYPE);
+    side->type = datatype ? value_of(datatype, SMPI_KNOWN_DATATYPE) : own_type;
+    side->named = datatype ? datatype : array->dtype;
+    if (own_type < 0 || side->type < 0) {
+        return 0;
+    }
+    const size_t item = smpi_type_size(side->type);
+    side->bytes = elements_of(array) * smpi_type_size(own_type);
+    side->count = side->bytes / item;
+    side->data = side->bytes ? array->data : &nowhere;
+    return side->bytes % item == 0;
+}
+
+static int read_send(struct side *side, uint64_t object)
+{
+    if (value_of(object, SMPI_KNOWN_IN_PLACE) >= 0) {
+        *side = (struct side){0};
+        return 1;
+    }
+    return read_side(side, object, 0);
+}
+
+int smpi_array_bcast(smpi_comm *comm, uint64_t buffer, int root)
+{
+    struct side side;
+    return read_side(&side, buffer, comm->rank != root) ? smpi_bcast(comm, side.data, side.bytes, root) : SMPI_PARSE;
+}
+
+/* Both sides of a reduction: the same type (identity, because long and long long are two MPI datatypes) and counts. */
+static int read_reduction(struct side *send, struct side *recv, uint64_t sends, uint64_t receives, uint64_t op, int *code)
+{
+    *code = value_of(op, SMPI_KNOWN_OP);
+    return *code >= 0 && read_side(recv, receives, 1) && smpi_op_is_legal(recv->type, *code) && read_send(send, sends) &&
+           (!send->data || (send->named == recv->named && send->count == recv->count));
+}
+
+int smpi_array_allreduce(smpi_comm *comm, uint64_t send, uint64_t recv, uint64_t op)
+{
+    struct side from, to;
+    int code;
+    if (!read_reduction(&from, &to, send, recv, op, &code)) {
+        return SMPI_PARSE;
+    }
+    return smpi_allreduce(comm, from.data, to.data, to.count, to.type, code);
+}
+
+int smpi_array_reduce(smpi_comm *comm, uint64_t send, uint64_t recv, uint64_t op, int root)
+{
+    struct side from, to;
+    int code;
+    if (comm->rank == root) {
+        if (!read_reduction(&from, &to, send, recv, op, &code)) {
+            return SMPI_PARSE;
+        }
+        return smpi_reduce(comm, from.data, to.data, to.count, to.type, code, root);
+    }
+    code = value_of(op, SMPI_KNOWN_OP);
+    if (code < 0 || !read_side(&from, send, 0) || !smpi_op_is_legal(from.type, code)) {
+        return SMPI_PARSE;
+    }
+    return smpi_reduce(comm, from.data, NULL, from.count, from.type, code, root);
+}
+
+int smpi_array_allgather(smpi_comm *comm, uint64_t send, uint64_t recv)
+{
+    struct side from, to;
+    if (!read_side(&to, recv, 1) || to.count % (size_t)comm->size || !read_send(&from, send)) {
+        return SMPI_PARSE;
+    }
+    return smpi_allgather(comm, from.data, from.bytes, to.data, to.bytes / (size_t)comm->size);
+}
+
+int smpi_array_alltoall(smpi_comm *comm, uint64_t send, uint64_t recv)
+{
+    const size_t size = (size_t)comm->size;
+    struct side from, to;
+    if (!read_side(&to, recv, 1) || to.count % size || !read_send(&from, send) || from.count % size) {
+        return SMPI_PARSE;
+    }
+    return smpi_alltoall(comm, from.data, from.bytes / size, to.data, to.bytes / size);
+}
+
+struct runs {
+    int64_t *counts, *displs; /* [size] bytes */
+};
+
+/* The side's runs in bytes, in the half of the communicator's table that `half` says. 0 if one is negative or leaves the array. */
+static int read_runs(struct runs *runs, struct side *side, const smpi_comm *comm, int half, const int64_t *counts,
+                     const int64_t *displs, uint64_t datatype)
+{
+    const int type = datatype ? value_of(datatype, SMPI_KNOWN_DATATYPE) : side->type;
+    if (type < 0) {
+        return 0;
+    }
+    const int64_t item = (int64_t)smpi_type_size(type);
+    const int64_t limit = (int64_t)side->bytes / item;
+    runs->counts = comm->runs + (ptrdiff_t)half * 2 * comm->size;
+    runs->displs = runs->counts + comm->size;
+    int64_t end = 0;
+    for (int i = 0; i < comm->size; i++) {
+        const int64_t displ = displs ? displs[i] : end;
+        if (counts[i] < 0 || counts[i] > limit || (counts[i] && (displ < 0 || displ > limit - counts[i]))) {
+            return 0;
+        }
+        end += counts[i];
+        runs->counts[i] = counts[i] * item;
+        runs->displs[i] = counts[i] ? displ * item : 0;
+    }
+    return 1;
+}
+
+int smpi_array_allgatherv(smpi_comm *comm, uint64_t send, uint64_t recv, const int64_t *counts, const int64_t *displs,
+                          uint64_t datatype)
+{
+    struct side from, to;
+    struct runs into;
+    if (!read_side(&to, recv, 1) || !read_runs(&into, &to, comm, 0, counts, displs, datatype) || !read_send(&from, send)) {
+        return SMPI_PARSE;
+    }
+    return smpi_allgatherv(comm, from.data, from.bytes, to.data, into.counts, into.displs);
+}
+
+int smpi_array_alltoallv(smpi_comm *comm, uint64_t send, const int64_t *send_counts, const int64_t *send_displs,
+                         uint64_t send_datatype, uint64_t recv, const int64_t *recv_counts, const int64_t *recv_displs,
+                         uint64_t recv_datatype)
+{
+    struct side from, to;
+    struct runs out, into;
+    if (!read_side(&to, recv, 1) || !read_runs(&into, &to, comm, 0, recv_counts, recv_displs, recv_datatype) ||
+        !read_side(&from, send, 0) || !read_runs(&out, &from, comm, 1, send_counts, send_displs, send_datatype)) {
+        return SMPI_PARSE;
+    }
+    return smpi_alltoallv(comm, from.data, out.counts, out.displs, to.data, into.counts, into.displs);
+}
