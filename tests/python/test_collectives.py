@@ -482,3 +482,54 @@ def test_after_mpi_did_one_the_native_path_goes_on(nbytes: int, bits: int) -> No
     COMM.Allreduce(y, x)
     vector.Free()
     assert all_true(bool((x == SIZE * SIZE).all()))
+
+
+BIG = 2**31 + 64  # bytes and counts that do not fit into 32 bits with a sign
+
+
+def need_memory(nbytes: int) -> None:
+    """Skips the test on all ranks unless this much is free for all of them together."""
+    with open("/proc/meminfo", encoding="ascii") as lines:
+        available = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable")) * 1024
+    if not all_true(available >= nbytes):
+        pytest.skip(f"needs {nbytes / 1e9:.1f} GB of memory, {available / 1e9:.1f} GB are available")
+
+
+def is_full_of(array: np.ndarray, value: int) -> bool:
+    """Whether all elements have this value; without a temporary of the array's size."""
+    return bool(array.min() == value == array.max())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not NATIVE or SIZE != 2, reason="needs the fabric and exactly two ranks")
+@pytest.mark.parametrize("registered", [True, False], ids=["registered", "plain"])
+def test_bcast_of_more_than_2_gib(registered: bool) -> None:
+    if registered and stratampi.stats()["driver"] == "window":
+        pytest.skip("segments of the driver window are smaller")
+    need_memory(6 * 10**9)
+    data = (stratampi.empty if registered else np.empty)(BIG, np.uint8)
+    if RANK == 1:
+        data[:] = 7
+        data[-1] = 9
+    path = taken("bcast", lambda: COMM.Bcast(data, 1))
+    ok = path == ("direct" if registered else "staged")
+    assert all_true(ok and is_full_of(data[:-1], 7) and data[-1] == 9)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    stratampi.stats()["driver"] != "memfd" or SIZE != 2, reason="needs memory files and exactly two ranks"
+)
+def test_counts_and_displacements_above_32_bits() -> None:
+    """A reduction of so many elements, then a vector operator with a displacement so far out, both in place on one array."""
+    need_memory(6 * 10**9)
+    data = stratampi.full(BIG, RANK + 1, np.uint8)
+    assert taken("allreduce", lambda: COMM.Allreduce(MPI.IN_PLACE, data)) == "direct"
+    ok = is_full_of(data, 3)
+    counts, displs = [BIG - 16, 8], [0, BIG - 8]
+    data[displs[RANK] : displs[RANK] + counts[RANK]] = 10 + RANK
+    assert taken("allgatherv", lambda: COMM.Allgatherv(MPI.IN_PLACE, [data, counts, displs, MPI.UINT8_T])) == "direct"
+    ok &= (
+        is_full_of(data[: BIG - 16], 10) and is_full_of(data[BIG - 16 : BIG - 8], 3) and is_full_of(data[BIG - 8 :], 11)
+    )
+    assert all_true(ok)
