@@ -2,8 +2,8 @@
  *
  * Preconditions of every operator: the communicator is open; all its ranks call the same operators in the same order, one at
  * a time per communicator (different communicators may be used by different threads). Buffers: `send` is only read; counts of
- * reductions are elements, all other lengths are bytes; a NULL send means MPI.IN_PLACE where MPI allows it; recv of ranks where it is
- * not significant is ignored. Blocking until the operator is complete on this rank.
+ * reductions are elements, all other lengths are bytes; a NULL send means MPI.IN_PLACE where MPI allows it; recv of ranks where it
+ * is not significant is ignored. Blocking until the operator is complete on this rank.
  *
  * Every operator returns SMPI_OK; SMPI_MPI when all ranks agreed that MPI does it (nothing was written); SMPI_ERR_MISMATCH or
  * SMPI_ERR_ALIAS on all ranks when arguments do not fit (nothing was written, communicator usable); SMPI_ERR_INTERRUPTED or
@@ -56,8 +56,8 @@ int smpi_op_is_legal(int type, int op);       /* 1 where the MPI standard (5.1, 
 const char *smpi_kernels_name(void);          /* the table of kernels in use: "base", "avx2", "avx512" */
 
 /* Two steps, so that the ranks can exchange gates in between. new: allocates this rank's gate in its heap; NULL without memory.
- * gate: the gate's address as this rank sees it. open: members[i] is the supernode rank of communicator rank i and gates[i] what its
- * smpi_comm_gate said; after it operators may be called as soon as this rank likes. close: never waits; this rank's gate
+ * gate: the gate's address as this rank sees it. open: members[i] is the supernode rank of communicator rank i and gates[i] what
+ * its smpi_comm_gate said; after it operators may be called as soon as this rank likes. close: never waits; this rank's gate
  * is reused once all peers have closed too. The pointer is dead afterwards. */
 smpi_comm *smpi_comm_new(smpi_world *world, int rank, int size);
 uint64_t smpi_comm_gate(const smpi_comm *comm);

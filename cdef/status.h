@@ -1,7 +1,8 @@
 /* status.h - what every call of the runtime returns.
  *
- * 0 is success, a negative value an error; a positive one is neither: what was asked for is to be done another way. The first place that knows why an error happened writes one line into a thread-local
- * reason; everybody above passes the status on. Outputs are written on success only. */
+ * 0 is success, a negative value an error; a positive one is neither: what was asked for is to be done another way. The first place
+ * that knows why an error happened writes one line into a thread-local reason; everybody above passes the status on. Outputs are
+ * written on success only. */
 
 enum smpi_status {
     SMPI_OK = 0,

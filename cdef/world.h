@@ -1,8 +1,9 @@
 /* world.h - one rank's view of its supernode: who is in it and where their segments are mapped.
  *
- * Life: new -> (memfd_open, memfd_listen, memfd_exchange, memfd_map | adopt, adopt_again) -> start -> heap and communicators. A world lives
- * until the process ends: arrays may outlive everything, so nothing is ever unmapped. Ranks below are ranks in the supernode.
- * None of these calls is collective by itself; stratampi/world.py puts MPI calls between them. Not thread-safe before start. */
+ * Life: new -> (memfd_open, memfd_listen, memfd_exchange, memfd_map | adopt, adopt_again) -> start -> heap and communicators. A
+ * world lives until the process ends: arrays may outlive everything, so nothing is ever unmapped. Ranks below are ranks in the
+ * supernode. None of these calls is collective by itself; stratampi/world.py puts MPI calls between them. Not thread-safe before
+ * start. */
 
 typedef struct smpi_world smpi_world;
 
@@ -23,8 +24,8 @@ int smpi_memfd_map(smpi_world *world, uint64_t base);
 void smpi_memfd_finish(smpi_world *world);
 
 /* Driver window. adopt: segments that somebody else mapped (MPI shared windows): bases[r] is rank r's segment as this process sees
- * it. The runtime never unmaps them. adopt_again: maps them once more at base + r * bytes (base 0: the system chooses) and uses them
- * there; these addresses stay valid when the first mapping goes. SMPI_ERR_REFUSED: nothing changed, call again with another
+ * it. The runtime never unmaps them. adopt_again: maps them once more at base + r * bytes (base 0: the system chooses) and uses
+ * them there; these addresses stay valid when the first mapping goes. SMPI_ERR_REFUSED: nothing changed, call again with another
  * base or go on with the adopted addresses, which must then stay mapped. */
 int smpi_adopt(smpi_world *world, const uint64_t *bases, uint64_t bytes);
 int smpi_adopt_again(smpi_world *world, uint64_t base);

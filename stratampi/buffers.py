@@ -228,9 +228,11 @@ def _kind_of_datatype(datatype: MPI.Datatype) -> Kind:
     return _KIND_OF_HANDLE.get(handle) or Kind(-1, 0, 0, handle, datatype)
 
 
-# By the address of NumPy's own dtype objects, which live on. By address because long and long long are equal, and two MPI datatypes.
+# By the address of NumPy's own dtype objects, which live on. By address because long and long long are equal, and two MPI
+# datatypes.
 _KIND_OF_DTYPE: dict[int, Kind] = {
-    id(np.dtype(char)): _KIND_OF_HANDLE.get(getattr(_typedict.get(char), "handle", 0)) or _own(TYPE_OF_DTYPE[np.dtype(char)])
+    id(np.dtype(char)): _KIND_OF_HANDLE.get(getattr(_typedict.get(char), "handle", 0))
+    or _own(TYPE_OF_DTYPE[np.dtype(char)])
     for char in (*_DTYPES.values(), "q", "Q")
 }
 
@@ -511,7 +513,7 @@ def _reaches(buf: Any, low: int, high: int) -> bool:
 
 
 def _parse_usual(spec: Any, blocks: int, writable: bool) -> Message | None:
-    """The specifications that programs mostly use: an array, [array, datatype], [array, count, datatype], C contiguous. None: look closer."""
+    """What programs mostly pass: an array, [array, datatype], [array, count, datatype], C contiguous. None: something else."""
     if type(spec) is ndarray:
         buf, kind, count = spec, _KIND_OF_DTYPE.get(id(spec.dtype)), None
     elif (type(spec) is list or type(spec) is tuple) and 2 <= len(spec) <= 3 and type(spec[0]) is ndarray:
@@ -801,7 +803,8 @@ def _teach() -> None:
 
 
 def runs(spec: Any, size: int) -> tuple[int, Any, Any, int] | None:
-    """A vector specification in its usual forms, taken apart but not judged: buffer, counts, displs, datatype as array.h wants them.
+    """A vector specification in its usual forms, taken apart but not judged: buffer, counts, displs, datatype as array.h wants
+    them.
 
     None: another form. A count that is no integer is found by cffi (TypeError, OverflowError).
     """

@@ -1,11 +1,12 @@
 """The collective operators on the native path: a mixin in front of mpi4py's communicator classes.
 
-Every operator is the same three moves. Call: the runtime reads plain arrays itself, lets all ranks agree on the path and mostly does
-it all. Parse, where the arguments are anything else: `buffers` understands them, or raises mpi4py's own errors before a peer is
-concerned; a rank that cannot go on natively says so to the others instead of calling. Finish: an error is raised on all ranks;
+Every operator is the same three moves. Call: the runtime reads plain arrays itself, lets all ranks agree on the path and mostly
+does it all. Parse, where the arguments are anything else: `buffers` understands them, or raises mpi4py's own errors before a peer
+is concerned; a rank that cannot go on natively says so to the others instead of calling. Finish: an error is raised on all ranks;
 SMPI_MPI means that all ranks call mpi4py's method now, and so we do.
 
-    ctx          the runtime's communicator; None until the first collective, False where there is none (ranks of several supernodes,
+    ctx          the runtime's communicator; None until the first collective, False where there is none (ranks of several
+    supernodes,
                  fabric refused)
 
 The runtime's communicator belongs to the MPI handle, not to the Python object: it hangs on the handle as an MPI attribute, and
@@ -15,7 +16,7 @@ freeing the handle by any means closes it.
 from __future__ import annotations
 
 import struct
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
@@ -68,7 +69,13 @@ def _new_context(comm: MPI.Comm) -> Any:
     return False
 
 
-class Collectives:
+if TYPE_CHECKING:
+    _Base = MPI.Intracomm  # what comes next in line
+else:
+    _Base = object
+
+
+class Collectives(_Base):
     """Overrides mpi4py's collectives; what it cannot do goes to the next class in line, which is mpi4py's.
 
     Buffers are mpi4py's buffer specifications. Errors, beside mpi4py's own: `stratampi.errors.Error` with class ERR_TRUNCATE on all
@@ -181,7 +188,7 @@ class Collectives:
                 try:
                     status = _allgatherv(ctx, id(sendbuf), *parts)
                 except (TypeError, OverflowError):  # counts that are no integers
-                    pass
+                    status = _PARSE
             if status == _PARSE:
                 try:
                     recv = buffers.vector(recvbuf, self.Get_size(), writable=True)
@@ -226,7 +233,7 @@ class Collectives:
                 try:
                     status = _alltoallv(ctx, *sends, *receives)
                 except (TypeError, OverflowError):
-                    pass
+                    status = _PARSE
             if status == _PARSE:
                 try:
                     recv = buffers.vector(recvbuf, size, writable=True)

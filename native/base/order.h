@@ -1,4 +1,4 @@
-/* order.h - the whole memory-ordering vocabulary of the runtime: five words.
+/* order.h - the whole memory-ordering vocabulary of the runtime: six words.
  *
  * A word that several ranks see is a C11 _Atomic, has one writer (unless its declaration says otherwise) and is touched only
  * through these. release: everything this rank wrote before is visible to whoever reads the word with acquire and sees the
@@ -15,6 +15,14 @@
 #define smpi_write_release(word, value) atomic_store_explicit((word), (value), memory_order_release)
 #define smpi_write_relaxed(word, value) atomic_store_explicit((word), (value), memory_order_relaxed)
 #define smpi_fence() atomic_thread_fence(memory_order_seq_cst)
+
+/* Stores past the caches are outside of the order above until this. */
+static inline void smpi_drain(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_sfence();
+#endif
+}
 
 /* Words written by different ranks lie this many bytes apart: a cache line and the one the prefetcher fetches with it. */
 #define SMPI_LINE 64

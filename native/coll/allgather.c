@@ -7,7 +7,8 @@ static struct smpi_slice slice_of(const struct smpi_comm *comm, int source, int 
 {
     const struct smpi_line *from = smpi_line_of(comm, source);
     const uint64_t dst = smpi_line_of(comm, destination)->recv + (uint64_t)source * from->count;
-    return (struct smpi_slice){.src = from->send, .dst = dst, .bytes = from->send == dst && source == destination ? 0 : from->count};
+    return (struct smpi_slice){
+        .src = from->send, .dst = dst, .bytes = from->send == dst && source == destination ? 0 : from->count};
 }
 
 int smpi_allgather(smpi_comm *comm, const void *send, size_t send_bytes, void *recv, size_t recv_bytes)
@@ -47,7 +48,8 @@ int smpi_allgather(smpi_comm *comm, const void *send, size_t send_bytes, void *r
     return status;
 }
 
-/* The v-form: all ranks know the same counts (compared by digest); where blocks go is each rank's own affair and stands in its slot. */
+/* The v-form: all ranks know the same counts (compared by digest); where blocks go is each rank's own affair and stands in its
+ * slot. */
 
 static struct smpi_slice slice_of_v(const struct smpi_comm *comm, int source, int destination)
 {
@@ -55,7 +57,8 @@ static struct smpi_slice slice_of_v(const struct smpi_comm *comm, int source, in
     int64_t displacement;
     memcpy(&displacement, smpi_slot_of(comm, destination) + (size_t)source * sizeof displacement, sizeof displacement);
     const uint64_t dst = smpi_line_of(comm, destination)->recv + (uint64_t)displacement;
-    return (struct smpi_slice){.src = from->send, .dst = dst, .bytes = from->send == dst && source == destination ? 0 : from->bytes};
+    return (struct smpi_slice){
+        .src = from->send, .dst = dst, .bytes = from->send == dst && source == destination ? 0 : from->bytes};
 }
 
 /* FNV-1a over the counts. */
@@ -81,7 +84,8 @@ static int counts_agree(const struct smpi_comm *comm, const int64_t *counts)
     return 1;
 }
 
-int smpi_allgatherv(smpi_comm *comm, const void *send, size_t send_bytes, void *recv, const int64_t *counts, const int64_t *displs)
+int smpi_allgatherv(smpi_comm *comm, const void *send, size_t send_bytes, void *recv, const int64_t *counts,
+                    const int64_t *displs)
 {
     if ((size_t)comm->size * sizeof *displs > SMPI_SLOT_BYTES) {
         return smpi_needs_mpi(comm, SMPI_ALLGATHERV, 0, SMPI_WHY_LAYOUT);
@@ -96,7 +100,8 @@ int smpi_allgatherv(smpi_comm *comm, const void *send, size_t send_bytes, void *
     struct smpi_line *line = smpi_begin(comm, SMPI_ALLGATHERV);
     for (int i = 0; i < comm->size; i++) {
         longest = counts[i] > longest ? counts[i] : longest;
-        smpi_check_alias(line, send == own && i == rank ? NULL : send, send_bytes, (char *)recv + displs[i], (size_t)counts[i]);
+        smpi_check_alias(line, send == own && i == rank ? NULL : send, send_bytes, (char *)recv + displs[i],
+                         (size_t)counts[i]);
     }
     line->bytes = send_bytes;
     line->digest = digest_of(counts, comm->size);

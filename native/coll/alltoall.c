@@ -106,8 +106,9 @@ static struct smpi_slice slice_of_v(const struct smpi_comm *comm, int source, in
     const uint64_t src = has_payload(comm, source)
                              ? smpi_home(comm->world, comm->members[source], payload_of(comm, source, destination))
                              : smpi_line_of(comm, source)->send + (uint64_t)from.send_displ;
-    return (struct smpi_slice){
-        .src = src, .dst = smpi_line_of(comm, destination)->recv + (uint64_t)to.recv_displ, .bytes = (size_t)from.send_count};
+    return (struct smpi_slice){.src = src,
+                               .dst = smpi_line_of(comm, destination)->recv + (uint64_t)to.recv_displ,
+                               .bytes = (size_t)from.send_count};
 }
 
 static int counts_agree(const struct smpi_comm *comm)
@@ -191,7 +192,7 @@ static int alltoallv(struct smpi_comm *comm, struct smpi_pieces from, struct smp
 static int alltoallv_in_place(struct smpi_comm *comm, struct smpi_pieces to)
 {
     char *copy = smpi_heap_alloc(comm->world, bytes_of(comm, to), 0);
-    int64_t *displs = malloc((size_t)comm->size * sizeof *displs);
+    int64_t *displs = calloc((size_t)comm->size, sizeof *displs);
     int status;
     if (copy && displs) {
         int64_t at = 0;
@@ -211,12 +212,13 @@ static int alltoallv_in_place(struct smpi_comm *comm, struct smpi_pieces to)
     return status;
 }
 
-int smpi_alltoallv(smpi_comm *comm, const void *send, const int64_t *send_counts, const int64_t *send_displs, void *recv,
-                   const int64_t *recv_counts, const int64_t *recv_displs)
+int smpi_alltoallv(smpi_comm *comm, const void *send, const int64_t *send_counts, const int64_t *send_displs,
+                   void *recv, const int64_t *recv_counts, const int64_t *recv_displs)
 {
     const struct smpi_pieces to = {recv, recv_counts, recv_displs};
     if ((size_t)comm->size * sizeof(struct row) > SMPI_SLOT_BYTES) {
         return smpi_needs_mpi(comm, SMPI_ALLTOALLV, 0, SMPI_WHY_LAYOUT);
     }
-    return send ? alltoallv(comm, (struct smpi_pieces){send, send_counts, send_displs}, to) : alltoallv_in_place(comm, to);
+    return send ? alltoallv(comm, (struct smpi_pieces){send, send_counts, send_displs}, to)
+                : alltoallv_in_place(comm, to);
 }

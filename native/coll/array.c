@@ -83,16 +83,16 @@ static size_t elements_of(const struct ndarray *array)
     return elements;
 }
 
-void smpi_array_probe(uint64_t object, uint64_t listed, uint64_t *fields)
+void smpi_array_probe(uint64_t array, uint64_t list, uint64_t *fields)
 {
-    const struct ndarray *array = at(object);
-    fields[0] = (uint64_t)(uintptr_t)array->data;
-    fields[1] = (uint64_t)array->dimension_count;
-    fields[2] = array->dtype;
-    fields[3] = (uint64_t)array->flags;
-    const struct list *list = at(listed);
-    fields[4] = (uint64_t)list->count;
-    fields[5] = list->count == 2 ? list->items[0] : 0;
+    const struct ndarray *ndarray = at(array);
+    fields[0] = (uint64_t)(uintptr_t)ndarray->data;
+    fields[1] = (uint64_t)ndarray->dimension_count;
+    fields[2] = ndarray->dtype;
+    fields[3] = (uint64_t)ndarray->flags;
+    const struct list *pylist = at(list);
+    fields[4] = (uint64_t)pylist->count;
+    fields[5] = pylist->count == 2 ? pylist->items[0] : 0;
 }
 
 /* One side of an operator. data is NULL for MPI.IN_PLACE only. */
@@ -156,11 +156,12 @@ int smpi_array_bcast(smpi_comm *comm, uint64_t buffer, int root)
 }
 
 /* Both sides of a reduction: the same type (identity, because long and long long are two MPI datatypes) and counts. */
-static int read_reduction(struct side *send, struct side *recv, uint64_t sends, uint64_t receives, uint64_t op, int *code)
+static int read_reduction(struct side *send, struct side *recv, uint64_t sends, uint64_t receives, uint64_t op,
+                          int *code)
 {
     *code = value_of(op, SMPI_KNOWN_OP);
-    return *code >= 0 && read_side(recv, receives, 1) && smpi_op_is_legal(recv->type, *code) && read_send(send, sends) &&
-           (!send->data || (send->named == recv->named && send->count == recv->count));
+    return *code >= 0 && read_side(recv, receives, 1) && smpi_op_is_legal(recv->type, *code) &&
+           read_send(send, sends) && (!send->data || (send->named == recv->named && send->count == recv->count));
 }
 
 int smpi_array_allreduce(smpi_comm *comm, uint64_t send, uint64_t recv, uint64_t op)
@@ -243,7 +244,8 @@ int smpi_array_allgatherv(smpi_comm *comm, uint64_t send, uint64_t recv, const i
 {
     struct side from, to;
     struct runs into;
-    if (!read_side(&to, recv, 1) || !read_runs(&into, &to, comm, 0, counts, displs, datatype) || !read_send(&from, send)) {
+    if (!read_side(&to, recv, 1) || !read_runs(&into, &to, comm, 0, counts, displs, datatype) ||
+        !read_send(&from, send)) {
         return SMPI_PARSE;
     }
     return smpi_allgatherv(comm, from.data, from.bytes, to.data, into.counts, into.displs);

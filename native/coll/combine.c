@@ -113,7 +113,8 @@ static void copy_out(const struct combine *c, size_t round)
         const int owner = (comm->rank + i) % comm->size;
         size_t from, to;
         part_of(c, round, owner, &from, &to);
-        c->kernels->copy(recv + from * c->size, smpi_stage_out(comm, owner, round) + (from - round * c->chunk) * c->size,
+        c->kernels->copy(recv + from * c->size,
+                         smpi_stage_out(comm, owner, round) + (from - round * c->chunk) * c->size,
                          (to - from) * c->size);
     }
 }

@@ -42,30 +42,22 @@ static void describe(const struct smpi_line *line, char *text, size_t size)
         return;
     }
     switch ((enum smpi_operator)line->operator_) {
-    case SMPI_BARRIER:
-        snprintf(text, size, "%s()", operator_);
-        break;
-    case SMPI_BCAST:
-        snprintf(text, size, "%s(%llu bytes, root %d)", operator_, count, line->root);
-        break;
+    case SMPI_BARRIER: snprintf(text, size, "%s()", operator_); break;
+    case SMPI_BCAST: snprintf(text, size, "%s(%llu bytes, root %d)", operator_, count, line->root); break;
     case SMPI_REDUCE:
-        snprintf(text, size, "%s(%llu x %s, %s, root %d)", operator_, count, smpi_type_name(line->type), smpi_op_name(line->op),
-                 line->root);
+        snprintf(text, size, "%s(%llu x %s, %s, root %d)", operator_, count, smpi_type_name(line->type),
+                 smpi_op_name(line->op), line->root);
         break;
     case SMPI_ALLREDUCE:
         snprintf(text, size, "%s(%llu x %s, %s)", operator_, count, smpi_type_name(line->type), smpi_op_name(line->op));
         break;
     case SMPI_ALLGATHER:
-    case SMPI_ALLTOALL:
-        snprintf(text, size, "%s(%llu bytes from each rank)", operator_, count);
-        break;
+    case SMPI_ALLTOALL: snprintf(text, size, "%s(%llu bytes from each rank)", operator_, count); break;
     case SMPI_ALLGATHERV:
     case SMPI_ALLTOALLV:
         snprintf(text, size, "%s(sends %llu bytes)", operator_, (unsigned long long)line->bytes);
         break;
-    case SMPI_OPERATOR_COUNT:
-        snprintf(text, size, "%s", operator_);
-        break;
+    case SMPI_OPERATOR_COUNT: snprintf(text, size, "%s", operator_); break;
     }
 }
 
@@ -78,8 +70,8 @@ int smpi_mismatch(struct smpi_comm *comm, const char *what)
         describe(smpi_line_of(comm, rank), arguments, sizeof arguments);
         used += (size_t)snprintf(text + used, sizeof text - used, "%srank %d: %s", rank ? "; " : "", rank, arguments);
     }
-    return smpi_fail(SMPI_ERR_MISMATCH, "the ranks' arguments do not fit together (seen by rank %d): %s%s%s", comm->rank, text,
-                     what ? "; " : "", what ? what : "");
+    return smpi_fail(SMPI_ERR_MISMATCH, "the ranks' arguments do not fit together (seen by rank %d): %s%s%s",
+                     comm->rank, text, what ? "; " : "", what ? what : "");
 }
 
 static int aliased(struct smpi_comm *comm)
@@ -88,7 +80,8 @@ static int aliased(struct smpi_comm *comm)
     while (!(smpi_line_of(comm, culprit)->flags & SMPI_FLAG_ALIAS)) {
         culprit++;
     }
-    return smpi_fail(SMPI_ERR_ALIAS, "%s: send and receive buffers of rank %d overlap (seen by rank %d); use MPI.IN_PLACE",
+    return smpi_fail(SMPI_ERR_ALIAS,
+                     "%s: send and receive buffers of rank %d overlap (seen by rank %d); use MPI.IN_PLACE",
                      smpi_operator_name(smpi_line_of(comm, culprit)->operator_), culprit, comm->rank);
 }
 
@@ -207,7 +200,8 @@ static void extent_of(const struct smpi_comm *comm, struct smpi_pieces pieces, u
     }
 }
 
-void smpi_check_alias_pieces(const struct smpi_comm *comm, struct smpi_line *line, struct smpi_pieces send, struct smpi_pieces recv)
+void smpi_check_alias_pieces(const struct smpi_comm *comm, struct smpi_line *line, struct smpi_pieces send,
+                             struct smpi_pieces recv)
 {
     uint64_t send_from, send_to, recv_from, recv_to;
     extent_of(comm, send, &send_from, &send_to);

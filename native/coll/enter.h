@@ -5,8 +5,8 @@
  *     int status = smpi_enter(comm);                              // SMPI_OK: all agree; anything else is the operator's result
  *
  * smpi_enter compares signature and count. What may differ between ranks (counts of v-operators) the front end compares
- * afterwards, from the same lines and slots on every rank, and reports with smpi_mismatch: a pure function of what everybody published, so
- * all ranks come to the same result without another word. */
+ * afterwards, from the same lines and slots on every rank, and reports with smpi_mismatch: a pure function of what everybody
+ * published, so all ranks come to the same result without another word. */
 #ifndef SMPI_COLL_ENTER_H
 #define SMPI_COLL_ENTER_H
 
@@ -22,7 +22,7 @@ struct smpi_pieces {
 };
 
 /* Fill the address and say whether all of it is registered; bytes or pieces as the operator has it. What a rank does not send or
- * receive it does not publish: nothing counts as registered. A source that is not registered will pass through this rank's stage. */
+ * receive it does not publish: nothing counts as registered. A source that is not registered passes this rank's stage. */
 void smpi_publish_send(struct smpi_comm *comm, struct smpi_line *line, const void *send, size_t bytes);
 void smpi_publish_recv(struct smpi_comm *comm, struct smpi_line *line, const void *recv, size_t bytes);
 void smpi_publish_send_pieces(struct smpi_comm *comm, struct smpi_line *line, struct smpi_pieces send);
@@ -33,7 +33,8 @@ void smpi_publish_stage(struct smpi_comm *comm, struct smpi_line *line);
 
 /* Flags the line if a piece sent and a piece received overlap. NULL (MPI.IN_PLACE) overlaps nothing. */
 void smpi_check_alias(struct smpi_line *line, const void *send, size_t send_bytes, const void *recv, size_t recv_bytes);
-void smpi_check_alias_pieces(const struct smpi_comm *comm, struct smpi_line *line, struct smpi_pieces send, struct smpi_pieces recv);
+void smpi_check_alias_pieces(const struct smpi_comm *comm, struct smpi_line *line, struct smpi_pieces send,
+                             struct smpi_pieces recv);
 
 /* 1 if all members' lines of the current operator have the flag. */
 int smpi_all_have(const struct smpi_comm *comm, int flag);
@@ -41,7 +42,7 @@ int smpi_all_have(const struct smpi_comm *comm, int flag);
 /* Counts the operator for smpi_stats; bytes: what this rank passed in. */
 void smpi_count(struct smpi_comm *comm, int operator_, int path, size_t bytes);
 
-/* Writes every rank's arguments into the reason and returns SMPI_ERR_MISMATCH. `what` may add which counts do not fit, or be NULL. */
+/* Writes every rank's arguments into the reason and returns SMPI_ERR_MISMATCH. `what`: which counts do not fit, or NULL. */
 int smpi_mismatch(struct smpi_comm *comm, const char *what);
 
 #endif

@@ -9,6 +9,7 @@
 #include "stream.h"
 
 #define LINE_MASK (~(size_t)(SMPI_LINE - 1))
+#define PIECE_BYTES 16384 /* stays in the first-level cache while it goes to all destinations */
 
 struct move {
     struct smpi_comm *comm;
@@ -57,9 +58,35 @@ static void move_part(const struct move *move, size_t from, size_t to)
             const size_t first = from > at ? from - at : 0;
             const size_t last = to - at < slice.bytes ? to - at : slice.bytes;
             if (first < last) {
-                move->copy(here(comm, destination, slice.dst) + first, here(comm, source, slice.src) + first, last - first);
+                move->copy(here(comm, destination, slice.dst) + first, here(comm, source, slice.src) + first,
+                           last - first);
             }
             at += slice.bytes;
+        }
+    }
+}
+
+/* This rank's share of every block to everybody who gets it, a piece at a time: memory is read once, the cache after that. */
+static void spread_shares(const struct move *move)
+{
+    const struct smpi_comm *comm = move->comm;
+    for (int source = 0; source < comm->size; source++) {
+        size_t block = 0;
+        for (int destination = 0; destination < comm->size; destination++) {
+            const size_t bytes = move->map(comm, source, destination).bytes;
+            block = bytes > block ? bytes : block;
+        }
+        const size_t share = (block / (size_t)comm->size + SMPI_LINE) & LINE_MASK;
+        const size_t from = share * (size_t)comm->rank;
+        const size_t to = from + share < block ? from + share : block;
+        for (size_t at = from; at < to; at += PIECE_BYTES) {
+            const size_t bytes = to - at < PIECE_BYTES ? to - at : PIECE_BYTES;
+            for (int destination = 0; destination < comm->size; destination++) {
+                const struct smpi_slice slice = move->map(comm, source, destination);
+                if (slice.bytes) {
+                    move->copy(here(comm, destination, slice.dst) + at, here(comm, source, slice.src) + at, bytes);
+                }
+            }
         }
     }
 }
@@ -106,7 +133,8 @@ static void copy_in(const struct move *move, size_t round)
         const struct smpi_slice slice = move->map(comm, comm->rank, destination);
         const size_t bytes = destination == comm->rank ? 0 : chunk_bytes(move, slice.bytes, round);
         if (bytes) {
-            char *stage = smpi_stage_in(comm, comm->rank, round) + (move->one_block ? 0 : (size_t)destination * move->chunk);
+            char *stage =
+                smpi_stage_in(comm, comm->rank, round) + (move->one_block ? 0 : (size_t)destination * move->chunk);
             smpi_kernels()->copy(stage, here(comm, comm->rank, slice.src) + round * move->chunk, bytes);
             if (move->one_block) {
                 break;
@@ -123,7 +151,8 @@ static void pull_staged(const struct move *move, size_t round)
         const struct smpi_slice slice = move->map(comm, source, comm->rank);
         const size_t bytes = is_staged(comm, source) ? chunk_bytes(move, slice.bytes, round) : 0;
         if (bytes) {
-            const char *stage = smpi_stage_in(comm, source, round) + (move->one_block ? 0 : (size_t)comm->rank * move->chunk);
+            const char *stage =
+                smpi_stage_in(comm, source, round) + (move->one_block ? 0 : (size_t)comm->rank * move->chunk);
             move->copy(here(comm, comm->rank, slice.dst) + round * move->chunk, stage, bytes);
         }
     }
@@ -134,10 +163,15 @@ int smpi_move(struct smpi_comm *comm, smpi_slice_map *map, int one_block, int *p
     const size_t chunk = one_block ? smpi_stage_chunk() : smpi_stage_chunk() / (size_t)comm->size & LINE_MASK;
     struct move move = {.comm = comm, .map = map, .one_block = one_block, .chunk = chunk};
     const size_t total = total_bytes(&move);
-    move.copy = smpi_stream_wanted(2 * total) ? smpi_kernels()->stream : smpi_kernels()->copy;
+    const int stream = smpi_stream_wanted(2 * total);
+    move.copy = stream ? smpi_kernels()->stream : smpi_kernels()->copy;
 
     if (smpi_all_have(comm, SMPI_FLAG_SEND_REGISTERED) && smpi_all_have(comm, SMPI_FLAG_RECV_REGISTERED)) {
         *path = SMPI_PATH_DIRECT;
+        if (stream && one_block) {
+            spread_shares(&move);
+            return smpi_sync(comm);
+        }
         const size_t share = total / (size_t)comm->size;
         const size_t from = comm->rank == 0 ? 0 : share * (size_t)comm->rank;
         move_part(&move, from, comm->rank == comm->size - 1 ? total : from + share);

@@ -1,13 +1,14 @@
 /* move.h - the back end of every operator that only moves bytes.
  *
- * Such an operator is a map: (source rank, destination rank) -> slice, a pure function of what the ranks have published; its front end is
- * that map and nothing else. This back end decides who moves what:
+ * Such an operator is a map: (source rank, destination rank) -> slice, a pure function of what the ranks have published; its front
+ * end is that map and nothing else. This back end decides who moves what:
  *
  *   all sources and destinations registered    all slices in one row, cut into equal parts, one part a rank: a busy destination is
- *                                              served by everybody (with equal slices everybody serves itself)
+ *                                              served by everybody (with equal slices everybody serves itself); blocks too large
+ *                                              for the cache that go to several destinations: every rank takes a share of each
  *   some destination is not                    every rank pulls its own slices, as only it can write there
- *   some source is not                         that source copies chunk after chunk to its stage, and everybody pulls from there; the
- *                                              other sources stay direct */
+ *   some source is not                         that source copies chunk after chunk to its stage, and everybody pulls from
+ *                                              there; the other sources stay direct */
 #ifndef SMPI_COLL_MOVE_H
 #define SMPI_COLL_MOVE_H
 
@@ -21,8 +22,8 @@ struct smpi_slice {
 
 typedef struct smpi_slice smpi_slice_map(const struct smpi_comm *comm, int source, int destination);
 
-/* Moves all slices and waits until nobody touches this rank's memory any more. Called by all ranks after smpi_enter, with the flags and
- * stages published as enter.h says. one_block: every destination gets the same bytes from a source (Bcast, Allgather).
+/* Moves all slices and waits until nobody touches this rank's memory any more. Called by all ranks after smpi_enter, with the flags
+ * and stages published as enter.h says. one_block: every destination gets the same bytes from a source (Bcast, Allgather).
  * *path says whether it went direct or staged. SMPI_OK, or an error of wait.h. */
 int smpi_move(struct smpi_comm *comm, smpi_slice_map *map, int one_block, int *path);
 

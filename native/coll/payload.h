@@ -1,5 +1,6 @@
 /* payload.h - where a small operator's bytes travel: in the entry line up to SMPI_PAYLOAD_BYTES, in the slot behind it up to
- * SMPI_SLOT_BYTES. Either way they are there for all to read once smpi_enter has returned, until this rank enters its next operator. */
+ * SMPI_SLOT_BYTES. Either way they are there for all to read once smpi_enter has returned, until this rank enters its next
+ * operator. */
 #ifndef SMPI_COLL_PAYLOAD_H
 #define SMPI_COLL_PAYLOAD_H
 

@@ -17,8 +17,8 @@ static void combine_payloads(const struct smpi_comm *comm, void *recv, size_t co
 }
 
 /* receives: recv is significant on this rank. */
-static int reduce(struct smpi_comm *comm, int operator_, const void *send, void *recv, size_t count, int type, int op, int root,
-                  int receives)
+static int reduce(struct smpi_comm *comm, int operator_, const void *send, void *recv, size_t count, int type, int op,
+                  int root, int receives)
 {
     if (!smpi_op_is_legal(type, op)) {
         return smpi_needs_mpi(comm, operator_, root, SMPI_WHY_OP);

@@ -4,7 +4,8 @@
  *
  * in: what this rank sends, written by it, read by all. out: what this rank has combined, written by it, read by all. Two of each,
  * used alternately by round, so that one synchronisation a round is enough: whoever writes half r % 2 in round r + 2 has passed the
- * synchronisation that every reader of round r reached after reading. Allocated in the heap at first use, freed with the communicator. */
+ * synchronisation that every reader of round r reached after reading. Allocated in the heap at first use, freed with the
+ * communicator. */
 #ifndef SMPI_COLL_STAGE_H
 #define SMPI_COLL_STAGE_H
 

@@ -1,7 +1,7 @@
 /* stream.h - when a large operator writes past the caches.
  *
- * Non-temporal stores save the read of every line that is written, but take the result out of the caches; they pay when the bytes an
- * operator touches, on all ranks together, do not fit in the last-level cache anyway. */
+ * Non-temporal stores save the read of every line that is written, but take the result out of the caches; they pay when the bytes
+ * an operator touches, on all ranks together, do not fit in the last-level cache anyway. */
 #ifndef SMPI_COLL_STREAM_H
 #define SMPI_COLL_STREAM_H
 

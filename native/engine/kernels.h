@@ -18,8 +18,8 @@ typedef void smpi_reduce_kernel(void *dst, const void *const *sources, int num_s
 struct smpi_kernels {
     const char *name;                                           /* "base", "avx2", "avx512" */
     smpi_reduce_kernel *reduce[SMPI_TYPE_COUNT][SMPI_OP_COUNT]; /* NULL where smpi_op_is_legal() is 0 */
-    /* Copies that do not overlap. stream writes past the caches (non-temporal stores) and ends with a store fence, so
-     * that a release store after it publishes the bytes. */
+    /* Copies that do not overlap. stream writes past the caches (non-temporal stores); its bytes are published by
+     * smpi_drain and a release store after it (smpi_sync does both). */
     void (*copy)(void *dst, const void *src, size_t bytes);
     void (*stream)(void *dst, const void *src, size_t bytes);
 };

@@ -317,6 +317,9 @@ __attribute__((noinline)) static void fold_half(pair_loop *pair, const struct ha
 HALF_KERNELS(f16, float16)
 HALF_KERNELS(bf16, bfloat16)
 
+#define STREAM_AHEAD \
+    2048 /* bytes that reading is ahead of writing: the hardware's own prefetch ends with each 4 KiB page */
+
 /* Whole cache lines go past the caches; a line written in part would have to be read from memory to be merged, so both
  * ends are plain stores. */
 static void stream(void *dst, const void *src, size_t bytes)
@@ -332,6 +335,7 @@ static void stream(void *dst, const void *src, size_t bytes)
     from += head;
     bytes -= head;
     for (; bytes >= 64; to += 64, from += 64, bytes -= 64) {
+        __builtin_prefetch(from + STREAM_AHEAD, 0, 0);
 #if defined(__AVX512F__)
         _mm512_stream_si512((__m512i *)to, _mm512_loadu_si512(from));
 #elif defined(__AVX2__)
@@ -348,7 +352,6 @@ static void stream(void *dst, const void *src, size_t bytes)
 #endif
     }
     copy(to, from, bytes);
-    _mm_sfence();
 #else
     copy(dst, src, bytes);
 #endif

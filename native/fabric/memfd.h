@@ -1,5 +1,4 @@
-/* memfd.h - the driver memfd between its two halves: memfd.c makes and maps memory files, meeting.c hands them round.
- * */
+/* memfd.h - the driver memfd between its two halves: memfd.c makes and maps memory files, meeting.c hands them round. */
 #ifndef SMPI_FABRIC_MEMFD_H
 #define SMPI_FABRIC_MEMFD_H
 

@@ -22,16 +22,16 @@ struct smpi_parting {
 };
 
 struct smpi_world {
-    int rank, size;          /* in the supernode */
-    int cores;               /* usable by all its ranks together */
-    const char *driver;      /* "none" until a driver has mapped the segments */
-    uint64_t bytes;          /* of one segment */
-    char **segment;          /* [size] where this process sees each rank's segment */
-    char *range;             /* where the segments lie in a mapping of ours; NULL if somebody else mapped them */
-    ptrdiff_t *delta;        /* [size] to add to an address of rank r to reach the same byte here; normally 0 */
+    int rank, size;           /* in the supernode */
+    int cores;                /* usable by all its ranks together */
+    const char *driver;       /* "none" until a driver has mapped the segments */
+    uint64_t bytes;           /* of one segment */
+    char **segment;           /* [size] where this process sees each rank's segment */
+    char *range;              /* where the segments lie in a mapping of ours; NULL if somebody else mapped them */
+    ptrdiff_t *delta;         /* [size] to add to an address of rank r to reach the same byte here; normally 0 */
     struct smpi_memfd *memfd; /* driver state until smpi_memfd_finish */
-    int fd;                  /* own segment's descriptor, kept open for forked children (close-on-exec); -1: unknown */
-    struct smpi_heap *heap;  /* in segment[rank] */
+    int fd;                   /* own segment's descriptor, kept open for forked children (close-on-exec); -1: unknown */
+    struct smpi_heap *heap;   /* in segment[rank] */
     int (*hook)(void);
     struct smpi_parting *parting; /* under parting_lock */
     pthread_mutex_t parting_lock;

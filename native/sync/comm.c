@@ -56,9 +56,14 @@ smpi_comm *smpi_comm_new(smpi_world *world, int rank, int size)
     memset(gate, 0, offsetof(struct smpi_gate, slot)); /* slots are read only after they are written */
     gates[rank] = gate;
     const int64_t spin = smpi_setting_number(SMPI_SET_SPIN);
-    *comm = (struct smpi_comm){
-        .world = world, .rank = rank, .size = size, .members = members, .gate = gates, .pointers = pointers,
-        .runs = runs, .parting = parting};
+    *comm = (struct smpi_comm){.world = world,
+                               .rank = rank,
+                               .size = size,
+                               .members = members,
+                               .gate = gates,
+                               .pointers = pointers,
+                               .runs = runs,
+                               .parting = parting};
     comm->crowded = world->size > world->cores;
     comm->spin_ns = spin >= 0 ? spin * 1000 : comm->crowded ? 0 : SPIN_NS_WHEN_ROOMY;
     return comm;
@@ -88,7 +93,8 @@ void smpi_comm_close(smpi_comm *comm)
 {
     struct smpi_world *world = comm->world;
     struct smpi_parting *parting = comm->parting;
-    *parting = (struct smpi_parting){.gate = comm->gate[comm->rank], .stage = comm->stage, .peers = (uint32_t)comm->size - 1};
+    *parting =
+        (struct smpi_parting){.gate = comm->gate[comm->rank], .stage = comm->stage, .peers = (uint32_t)comm->size - 1};
     int opened = 1;
     for (int i = 0; i < comm->size; i++) {
         opened &= comm->gate[i] != NULL;

@@ -10,16 +10,16 @@
 struct smpi_comm {
     struct smpi_world *world;
     int rank, size;
-    int32_t *members;        /* [size] supernode rank of each communicator rank */
-    struct smpi_gate **gate; /* [size] as mapped here */
-    void **pointers;         /* [3 size + 1] scratch for one operator's lists of sources and sinks */
-    int64_t *runs;           /* [4 size] scratch for one operator's counts and displacements, in bytes */
-    uint64_t epoch;          /* of the last operator entered */
-    uint64_t phase;          /* of the last synchronisation inside operators */
-    int64_t spin_ns;         /* how long to spin before sleeping */
-    int crowded;             /* ranks outnumber cores: let others run at once */
-    int revoked;             /* an operator was given up in the middle; nothing works any more */
-    char *stage;             /* this rank's staging memory (coll/stage.h), allocated at first use */
+    int32_t *members;             /* [size] supernode rank of each communicator rank */
+    struct smpi_gate **gate;      /* [size] as mapped here */
+    void **pointers;              /* [3 size + 1] scratch for one operator's lists of sources and sinks */
+    int64_t *runs;                /* [4 size] scratch for one operator's counts and displacements, in bytes */
+    uint64_t epoch;               /* of the last operator entered */
+    uint64_t phase;               /* of the last synchronisation inside operators */
+    int64_t spin_ns;              /* how long to spin before sleeping */
+    int crowded;                  /* ranks outnumber cores: let others run at once */
+    int revoked;                  /* an operator was given up in the middle; nothing works any more */
+    char *stage;                  /* this rank's staging memory (coll/stage.h), allocated at first use */
     struct smpi_parting *parting; /* made with the communicator, so that closing cannot fail */
 };
 

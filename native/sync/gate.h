@@ -35,9 +35,9 @@ enum {
 
 struct smpi_line {
     _Alignas(SMPI_LINE_PAIR) _Atomic uint64_t epoch; /* written last, with release */
-    uint8_t operator_, type, op, unused;              /* these eight bytes are the signature, */
-    int32_t root;                                     /* compared as one word */
-    uint64_t count;                                   /* elements (reductions) or bytes; 0 where ranks may differ */
+    uint8_t operator_, type, op, unused;             /* these eight bytes are the signature, */
+    int32_t root;                                    /* compared as one word */
+    uint64_t count;                                  /* elements (reductions) or bytes; 0 where ranks may differ */
     uint8_t flags, why;
     union {
         uint8_t payload[SMPI_PAYLOAD_BYTES];

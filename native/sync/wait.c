@@ -1,10 +1,10 @@
 /* wait.c - waiting for the words that peers write: spin, then sleep, without a lost wake-up and without a fence on the fast path.
  *
  * Who wakes whom: a rank that has to sleep says so in its own bell and looks at all words once more; a rank that finds all words
- * in place (every rank does, the last to arrive at once) looks at all bells and wakes the sleepers. The race between "I sleep" and "I
- * was the last" is closed by a fence on the sleeper's side and, where sleeping is the rule (crowded), on the other. Where spinning is
- * the rule the second fence is left out: a wake-up lost there costs one millisecond, the sleep's own limit, and it needs
- * the last rank's store to linger in its store buffer just while the sleeper's spinning time runs out. */
+ * in place (every rank does, the last to arrive at once) looks at all bells and wakes the sleepers. The race between "I sleep" and
+ * "I was the last" is closed by a fence on the sleeper's side and, where sleeping is the rule (crowded), on the other. Where
+ * spinning is the rule the second fence is left out: a wake-up lost there costs one millisecond, the sleep's own limit, and it
+ * needs the last rank's store to linger in its store buffer just while the sleeper's spinning time runs out. */
 #include "wait.h"
 
 #include <errno.h>
@@ -100,8 +100,9 @@ static int sleep_until(struct smpi_comm *comm, size_t offset, uint64_t value, in
         const int culprit = revoked_by(comm);
         if (culprit >= 0) {
             smpi_write_relaxed(asleep, 0);
-            return smpi_fail(give_up(comm, SMPI_ERR_REVOKED), "rank %d gave up in the middle of operator %llu of this communicator",
-                             culprit, (unsigned long long)comm->epoch);
+            return smpi_fail(give_up(comm, SMPI_ERR_REVOKED),
+                             "rank %d gave up in the middle of operator %llu of this communicator", culprit,
+                             (unsigned long long)comm->epoch);
         }
         int64_t now = now_ns();
         if (now < hook_at) {
@@ -112,8 +113,9 @@ static int sleep_until(struct smpi_comm *comm, size_t offset, uint64_t value, in
             hook_at = now + HOOK_INTERVAL_NS;
             if (comm->world->hook && comm->world->hook()) {
                 smpi_write_relaxed(asleep, 0);
-                return smpi_fail(give_up(comm, SMPI_ERR_INTERRUPTED), "interrupted while waiting for rank %d in operator %llu",
-                                 missing, (unsigned long long)comm->epoch);
+                return smpi_fail(give_up(comm, SMPI_ERR_INTERRUPTED),
+                                 "interrupted while waiting for rank %d in operator %llu", missing,
+                                 (unsigned long long)comm->epoch);
             }
         }
     }
@@ -162,12 +164,14 @@ int smpi_post_line(struct smpi_comm *comm)
     struct smpi_line *line = smpi_next_line(comm);
     comm->epoch++;
     smpi_write_release(&line->epoch, comm->epoch);
-    return wait_all(comm, offsetof(struct smpi_gate, line) + (comm->epoch % SMPI_LINES) * sizeof(struct smpi_line), comm->epoch);
+    return wait_all(comm, offsetof(struct smpi_gate, line) + (comm->epoch % SMPI_LINES) * sizeof(struct smpi_line),
+                    comm->epoch);
 }
 
 int smpi_sync(struct smpi_comm *comm)
 {
     comm->phase++;
+    smpi_drain();
     smpi_write_release(&comm->gate[comm->rank]->phase, comm->phase);
     return wait_all(comm, offsetof(struct smpi_gate, phase), comm->phase);
 }

@@ -11,7 +11,6 @@
 static const size_t COUNTS[] = {0, 1, 12, 13, 100, 1024, 1025, 5000, 8192, 30011};
 #define NUM_COUNTS (sizeof COUNTS / sizeof COUNTS[0])
 
-
 /* An array of count elements, in the heap or not, filled with -1. */
 static int64_t *make(smpi_world *world, int registered, size_t count)
 {
@@ -237,7 +236,8 @@ static void differing(smpi_world *world, int rank, int size, void *arg)
             const size_t bytes = count * sizeof(int64_t);
             CHECK_EQ(smpi_allreduce(comm, send, recv, count + odd, SMPI_INT64, SMPI_SUM), SMPI_ERR_MISMATCH);
             CHECK(strstr(smpi_reason(), smpi_operator_name(SMPI_ALLREDUCE)) != NULL);
-            CHECK_EQ(smpi_allreduce(comm, send, recv, count, odd ? SMPI_FLOAT64 : SMPI_INT64, SMPI_SUM), SMPI_ERR_MISMATCH);
+            CHECK_EQ(smpi_allreduce(comm, send, recv, count, odd ? SMPI_FLOAT64 : SMPI_INT64, SMPI_SUM),
+                     SMPI_ERR_MISMATCH);
             CHECK_EQ(smpi_allreduce(comm, send, recv, count, SMPI_INT64, odd ? SMPI_MAX : SMPI_SUM), SMPI_ERR_MISMATCH);
             CHECK_EQ(smpi_bcast(comm, recv, bytes, (int)odd), SMPI_ERR_MISMATCH);
             CHECK_EQ(odd ? smpi_barrier(comm) : smpi_bcast(comm, recv, bytes, 0), SMPI_ERR_MISMATCH);
@@ -254,8 +254,10 @@ static void differing(smpi_world *world, int rank, int size, void *arg)
             CHECK_EQ(smpi_allgatherv(comm, send, bytes + 8 * odd, recv, counts, displs), SMPI_ERR_MISMATCH);
             CHECK_EQ(smpi_allgatherv(comm, send, bytes, recv, more, displs), SMPI_ERR_MISMATCH);
             CHECK_EQ(smpi_allreduce(comm, odd ? recv : send, recv, count, SMPI_INT64, SMPI_SUM), SMPI_ERR_ALIAS);
-            CHECK_EQ(odd ? smpi_needs_mpi(comm, SMPI_BCAST, 0, SMPI_WHY_DATATYPE) : smpi_bcast(comm, recv, bytes, 0), SMPI_MPI);
-            CHECK_EQ(odd ? smpi_needs_mpi(comm, SMPI_BCAST, 0, SMPI_WHY_DATATYPE) : smpi_barrier(comm), SMPI_ERR_MISMATCH);
+            CHECK_EQ(odd ? smpi_needs_mpi(comm, SMPI_BCAST, 0, SMPI_WHY_DATATYPE) : smpi_bcast(comm, recv, bytes, 0),
+                     SMPI_MPI);
+            CHECK_EQ(odd ? smpi_needs_mpi(comm, SMPI_BCAST, 0, SMPI_WHY_DATATYPE) : smpi_barrier(comm),
+                     SMPI_ERR_MISMATCH);
             size_t written = 0;
             for (size_t k = 0; k < 2 * count * (size_t)size; k++) {
                 written += recv[k] != -1;
