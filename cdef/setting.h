@@ -10,7 +10,7 @@ enum smpi_setting {
     SMPI_SET_REGISTER_MIN,    /* STRATAMPI_REGISTER_MIN: NumPy arrays of at least this many bytes go to the heap */
     SMPI_SET_SPIN,            /* STRATAMPI_SPIN: microseconds to spin before sleeping, -1 = choose by cores and ranks */
     SMPI_SET_STREAM_MIN,      /* STRATAMPI_STREAM_MIN: working set in bytes from which non-temporal stores are used, -1: cache */
-    SMPI_SET_STAGE_CHUNK,     /* STRATAMPI_STAGE_CHUNK: bytes of one chunk on the staged path */
+    SMPI_SET_STAGE_CHUNK,     /* STRATAMPI_STAGE_CHUNK: most bytes of one round on the staged path */
     SMPI_SET_KERNELS,         /* STRATAMPI_KERNELS: auto | base | avx2 | avx512 */
     SMPI_SET_LOG,             /* STRATAMPI_LOG: warn | info | none */
     SMPI_SET_COUNT

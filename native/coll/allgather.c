@@ -38,7 +38,8 @@ int smpi_allgather(smpi_comm *comm, const void *send, size_t send_bytes, void *r
     } else if (status == SMPI_OK && recv_bytes) {
         for (int rank = 0; rank < comm->size; rank++) {
             if (rank != comm->rank || send != own) {
-                memcpy((char *)recv + (size_t)rank * recv_bytes, smpi_payload_of(comm, rank, recv_bytes), recv_bytes);
+                smpi_copy((char *)recv + (size_t)rank * recv_bytes, smpi_payload_of(comm, rank, recv_bytes),
+                          recv_bytes);
             }
         }
     }
@@ -111,8 +112,8 @@ int smpi_allgatherv(smpi_comm *comm, const void *send, size_t send_bytes, void *
         memcpy(smpi_next_slot(comm), displs, (size_t)comm->size * sizeof *displs);
         smpi_publish_send(comm, line, send, send_bytes);
         smpi_publish_recv_pieces(comm, line, (struct smpi_pieces){recv, counts, displs});
-    } else if (send_bytes <= (size_t)longest && send_bytes) {
-        memcpy(smpi_next_slot(comm), send, send_bytes);
+    } else if (send_bytes <= (size_t)longest) {
+        smpi_copy(smpi_next_slot(comm), send, send_bytes);
     }
     int status = smpi_enter(comm);
     if (status == SMPI_OK && !counts_agree(comm, counts)) {
@@ -124,7 +125,7 @@ int smpi_allgatherv(smpi_comm *comm, const void *send, size_t send_bytes, void *
     } else if (status == SMPI_OK) {
         for (int i = 0; i < comm->size; i++) {
             if (counts[i] && (i != rank || send != own)) {
-                memcpy((char *)recv + displs[i], smpi_slot_of(comm, i), (size_t)counts[i]);
+                smpi_copy((char *)recv + displs[i], smpi_slot_of(comm, i), (size_t)counts[i]);
             }
         }
     }

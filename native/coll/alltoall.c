@@ -38,7 +38,7 @@ static int alltoall(struct smpi_comm *comm, const void *send, size_t send_bytes,
     } else if (status == SMPI_OK && recv_bytes) {
         for (int rank = 0; rank < comm->size; rank++) {
             const char *blocks = smpi_payload_of(comm, rank, recv_bytes * size);
-            memcpy((char *)recv + (size_t)rank * recv_bytes, blocks + (size_t)comm->rank * recv_bytes, recv_bytes);
+            smpi_copy((char *)recv + (size_t)rank * recv_bytes, blocks + (size_t)comm->rank * recv_bytes, recv_bytes);
         }
     }
     if (status == SMPI_OK) {
@@ -58,9 +58,7 @@ int smpi_alltoall(smpi_comm *comm, const void *send, size_t send_bytes, void *re
     if (!copy) {
         return smpi_needs_mpi(comm, SMPI_ALLTOALL, 0, SMPI_WHY_MEMORY);
     }
-    if (bytes) {
-        memcpy(copy, recv, bytes);
-    }
+    smpi_copy(copy, recv, bytes);
     const int status = alltoall(comm, copy, recv_bytes, recv, recv_bytes);
     smpi_heap_free(comm->world, copy);
     return status;
@@ -131,7 +129,7 @@ static void put_rows(struct smpi_comm *comm, struct smpi_pieces send, struct smp
         const struct row row = {send.counts[i], send.displs[i], recv.counts[i], recv.displs[i]};
         memcpy(slot + (size_t)i * sizeof row, &row, sizeof row);
         if (with_payload && row.send_count) {
-            memcpy(payload, (const char *)send.base + row.send_displ, (size_t)row.send_count);
+            smpi_copy(payload, (const char *)send.base + row.send_displ, (size_t)row.send_count);
             payload += row.send_count;
         }
     }
@@ -141,7 +139,7 @@ static void take_payload(const struct smpi_comm *comm, int source, char *recv)
 {
     const struct row row = row_of(comm, comm->rank, source);
     if (row.recv_count) {
-        memcpy(recv + row.recv_displ, payload_of(comm, source, comm->rank), (size_t)row.recv_count);
+        smpi_copy(recv + row.recv_displ, payload_of(comm, source, comm->rank), (size_t)row.recv_count);
     }
 }
 
@@ -199,7 +197,7 @@ static int alltoallv_in_place(struct smpi_comm *comm, struct smpi_pieces to)
         for (int i = 0; i < comm->size; i++) {
             displs[i] = at;
             if (to.counts[i]) {
-                memcpy(copy + at, (const char *)to.base + to.displs[i], (size_t)to.counts[i]);
+                smpi_copy(copy + at, (const char *)to.base + to.displs[i], (size_t)to.counts[i]);
             }
             at += to.counts[i];
         }

@@ -34,8 +34,8 @@ int smpi_bcast(smpi_comm *comm, void *buffer, size_t bytes, int root)
     int path = SMPI_PATH_INLINE;
     if (status == SMPI_OK && !smpi_fits_payload(bytes)) {
         status = smpi_move(comm, slice_of, 1, &path);
-    } else if (status == SMPI_OK && !is_root && bytes) {
-        memcpy(buffer, smpi_payload_of(comm, root, bytes), bytes);
+    } else if (status == SMPI_OK && !is_root) {
+        smpi_copy(buffer, smpi_payload_of(comm, root, bytes), bytes);
     }
     if (status == SMPI_OK) {
         smpi_count(comm, SMPI_BCAST, path, bytes);

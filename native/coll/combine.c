@@ -8,16 +8,17 @@
 #include "stage.h"
 #include "stream.h"
 
-#define BLOCK_BYTES 16384 /* combined at a time, so that it stays in the first-level cache while it is copied to all */
+#define BLOCK_BYTES 4096 /* combined at a time: stays in the first-level cache while it is copied to all */
 
 struct combine {
     struct smpi_comm *comm;
     const struct smpi_kernels *kernels;
     smpi_reduce_kernel *reduce;
-    size_t size;  /* bytes of one element */
-    size_t count; /* elements in all */
-    size_t chunk; /* elements of one round */
-    int root;     /* -1: every rank receives */
+    size_t size;        /* bytes of one element */
+    size_t count;       /* elements in all */
+    size_t chunk;       /* elements of one round */
+    size_t round_bytes; /* of the stages, where they are used */
+    int root;           /* -1: every rank receives */
     int stream;
     const char **source; /* [ranks] the byte of element 0 in this round */
     char **sink;         /* [ranks + 1] */
@@ -49,6 +50,16 @@ static void part_of(const struct combine *c, size_t round, int rank, size_t *fro
     *to = start + (last < elements ? last : elements);
 }
 
+/* The sources' next block, which lies on pages that the hardware does not read ahead into. */
+static void read_ahead(const struct combine *c, size_t offset, size_t bytes)
+{
+    for (int rank = 0; rank < c->comm->size; rank++) {
+        for (size_t at = 0; at < bytes; at += SMPI_LINE) {
+            __builtin_prefetch(c->source[rank] + offset + at, 0, 3);
+        }
+    }
+}
+
 static void combine_part(const struct combine *c, size_t round)
 {
     const struct smpi_comm *comm = c->comm;
@@ -60,8 +71,9 @@ static void combine_part(const struct combine *c, size_t round)
     for (int rank = 0; rank < comm->size; rank++) {
         const struct smpi_line *line = smpi_line_of(comm, rank);
         const int member = comm->members[rank];
-        c->source[rank] = has(c, rank, SMPI_FLAG_SEND_REGISTERED) ? smpi_shadow(comm->world, member, line->send)
-                                                                  : smpi_stage_in(comm, rank, round) - chunk_start;
+        c->source[rank] = has(c, rank, SMPI_FLAG_SEND_REGISTERED)
+                              ? smpi_shadow(comm->world, member, line->send)
+                              : smpi_stage_in(comm, rank, round, c->round_bytes) - chunk_start;
         if (receives(c, rank)) {
             if (has(c, rank, SMPI_FLAG_RECV_REGISTERED)) {
                 c->sink[sinks++] = smpi_shadow(comm->world, member, line->recv);
@@ -71,7 +83,7 @@ static void combine_part(const struct combine *c, size_t round)
         }
     }
     if (staged_sinks) {
-        c->sink[sinks++] = smpi_stage_out(comm, comm->rank, round) - chunk_start;
+        c->sink[sinks++] = smpi_stage_out(comm, comm->rank, round, c->round_bytes) - chunk_start;
     }
     _Alignas(SMPI_LINE) char scratch[BLOCK_BYTES];
     const size_t step = BLOCK_BYTES / c->size;
@@ -80,6 +92,9 @@ static void combine_part(const struct combine *c, size_t round)
         const size_t offset = at * c->size;
         for (int rank = 0; rank < comm->size; rank++) {
             c->block[rank] = c->source[rank] + offset;
+        }
+        if (c->stream && to - at >= 2 * step) {
+            read_ahead(c, offset + BLOCK_BYTES, BLOCK_BYTES);
         }
         char *first = c->stream ? scratch : c->sink[0] + offset;
         c->reduce(first, c->block, comm->size, elements);
@@ -97,7 +112,8 @@ static void copy_in(const struct combine *c, size_t round)
     if (start < c->count && !has(c, comm->rank, SMPI_FLAG_SEND_REGISTERED)) {
         const size_t elements = c->count - start < c->chunk ? c->count - start : c->chunk;
         const char *send = (const char *)(uintptr_t)smpi_line_of(comm, comm->rank)->send;
-        c->kernels->copy(smpi_stage_in(comm, comm->rank, round), send + start * c->size, elements * c->size);
+        c->kernels->copy(smpi_stage_in(comm, comm->rank, round, c->round_bytes), send + start * c->size,
+                         elements * c->size);
     }
 }
 
@@ -114,7 +130,7 @@ static void copy_out(const struct combine *c, size_t round)
         size_t from, to;
         part_of(c, round, owner, &from, &to);
         c->kernels->copy(recv + from * c->size,
-                         smpi_stage_out(comm, owner, round) + (from - round * c->chunk) * c->size,
+                         smpi_stage_out(comm, owner, round, c->round_bytes) + (from - round * c->chunk) * c->size,
                          (to - from) * c->size);
     }
 }
@@ -171,7 +187,8 @@ int smpi_combine(struct smpi_comm *comm, int to_all, int *path)
     *path = SMPI_PATH_DIRECT;
     if (staged_sources || staged_sinks) {
         *path = SMPI_PATH_STAGED;
-        c.chunk = smpi_stage_chunk() / c.size;
+        c.round_bytes = smpi_stage_round(c.count * c.size);
+        c.chunk = c.round_bytes / c.size;
     }
     c.stream = smpi_stream_wanted(c.count * c.size * (ranks + (size_t)sinks)) && !staged_sinks;
     return run(&c, staged_sources);

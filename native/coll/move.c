@@ -9,13 +9,14 @@
 #include "stream.h"
 
 #define LINE_MASK (~(size_t)(SMPI_LINE - 1))
-#define PIECE_BYTES 16384 /* stays in the first-level cache while it goes to all destinations */
+#define PIECE_BYTES 4096 /* stays in the first-level cache while it goes to all destinations */
 
 struct move {
     struct smpi_comm *comm;
     smpi_slice_map *map;
     int one_block;
-    size_t chunk; /* bytes of one slice that travel in one staged round */
+    size_t round_bytes; /* of a source's stage that one staged round takes */
+    size_t chunk;       /* bytes of one slice that travel in one staged round */
     void (*copy)(void *dst, const void *src, size_t bytes);
 };
 
@@ -104,7 +105,8 @@ static void pull_direct(const struct move *move)
     }
 }
 
-static size_t rounds_of(const struct move *move)
+/* The longest slice that has to be staged. */
+static size_t longest_staged(const struct move *move)
 {
     size_t longest = 0;
     for (int source = 0; source < move->comm->size; source++) {
@@ -113,7 +115,15 @@ static size_t rounds_of(const struct move *move)
             longest = bytes > longest ? bytes : longest;
         }
     }
-    return (longest + move->chunk - 1) / move->chunk;
+    return longest;
+}
+
+/* Where the source's stage has what goes to destination in this round. */
+static char *stage_for(const struct move *move, int source, int destination, size_t round)
+{
+    char *stage = smpi_stage_in(move->comm, source, round, move->round_bytes);
+    const int place = destination - (destination > source); /* nothing is staged for the source itself */
+    return move->one_block ? stage : stage + (size_t)place * move->chunk;
 }
 
 /* The chunk of a slice that travels in `round`: its offset is round * chunk; 0 bytes when the slice is shorter. */
@@ -133,8 +143,7 @@ static void copy_in(const struct move *move, size_t round)
         const struct smpi_slice slice = move->map(comm, comm->rank, destination);
         const size_t bytes = destination == comm->rank ? 0 : chunk_bytes(move, slice.bytes, round);
         if (bytes) {
-            char *stage =
-                smpi_stage_in(comm, comm->rank, round) + (move->one_block ? 0 : (size_t)destination * move->chunk);
+            char *stage = stage_for(move, comm->rank, destination, round);
             smpi_kernels()->copy(stage, here(comm, comm->rank, slice.src) + round * move->chunk, bytes);
             if (move->one_block) {
                 break;
@@ -151,8 +160,7 @@ static void pull_staged(const struct move *move, size_t round)
         const struct smpi_slice slice = move->map(comm, source, comm->rank);
         const size_t bytes = is_staged(comm, source) ? chunk_bytes(move, slice.bytes, round) : 0;
         if (bytes) {
-            const char *stage =
-                smpi_stage_in(comm, source, round) + (move->one_block ? 0 : (size_t)comm->rank * move->chunk);
+            const char *stage = stage_for(move, source, comm->rank, round);
             move->copy(here(comm, comm->rank, slice.dst) + round * move->chunk, stage, bytes);
         }
     }
@@ -160,8 +168,7 @@ static void pull_staged(const struct move *move, size_t round)
 
 int smpi_move(struct smpi_comm *comm, smpi_slice_map *map, int one_block, int *path)
 {
-    const size_t chunk = one_block ? smpi_stage_chunk() : smpi_stage_chunk() / (size_t)comm->size & LINE_MASK;
-    struct move move = {.comm = comm, .map = map, .one_block = one_block, .chunk = chunk};
+    struct move move = {.comm = comm, .map = map, .one_block = one_block};
     const size_t total = total_bytes(&move);
     const int stream = smpi_stream_wanted(2 * total);
     move.copy = stream ? smpi_kernels()->stream : smpi_kernels()->copy;
@@ -177,7 +184,11 @@ int smpi_move(struct smpi_comm *comm, smpi_slice_map *map, int one_block, int *p
         move_part(&move, from, comm->rank == comm->size - 1 ? total : from + share);
         return smpi_sync(comm);
     }
-    const size_t rounds = rounds_of(&move);
+    const size_t longest = longest_staged(&move);
+    const size_t slices = one_block || comm->size < 2 ? 1 : (size_t)comm->size - 1; /* of one source in one round */
+    move.round_bytes = smpi_stage_round(longest * slices);
+    move.chunk = one_block ? move.round_bytes : move.round_bytes / slices & LINE_MASK;
+    const size_t rounds = (longest + move.chunk - 1) / move.chunk;
     *path = rounds ? SMPI_PATH_STAGED : SMPI_PATH_DIRECT;
     copy_in(&move, 0);
     for (size_t round = 0; round < rounds; round++) {

@@ -4,8 +4,7 @@
 #ifndef SMPI_COLL_PAYLOAD_H
 #define SMPI_COLL_PAYLOAD_H
 
-#include <string.h>
-
+#include "../engine/kernels.h"
 #include "../sync/comm.h"
 
 static inline int smpi_fits_payload(size_t bytes)
@@ -16,9 +15,7 @@ static inline int smpi_fits_payload(size_t bytes)
 /* Before smpi_enter: copies this rank's bytes to where the others will look. */
 static inline void smpi_put_payload(struct smpi_comm *comm, struct smpi_line *line, const void *data, size_t bytes)
 {
-    if (bytes) {
-        memcpy(bytes <= SMPI_PAYLOAD_BYTES ? line->payload : smpi_next_slot(comm), data, bytes);
-    }
+    smpi_copy(bytes <= SMPI_PAYLOAD_BYTES ? line->payload : smpi_next_slot(comm), data, bytes);
 }
 
 /* After smpi_enter: rank's bytes. */

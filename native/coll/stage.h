@@ -1,24 +1,25 @@
 /* stage.h - a rank's staging memory on one communicator: where chunks of unregistered memory meet the fabric.
  *
- *   in[0] | in[1] | out[0] | out[1]        each one chunk (STRATAMPI_STAGE_CHUNK)
+ *   in: what this rank sends, written by it, read by all     out: what this rank has combined, written by it, read by all
+ *   [ round 0 | round 1 | … ]                                [ round 0 | round 1 | … ]          each 2 x STRATAMPI_STAGE_CHUNK bytes
  *
- * in: what this rank sends, written by it, read by all. out: what this rank has combined, written by it, read by all. Two of each,
- * used alternately by round, so that one synchronisation a round is enough: whoever writes half r % 2 in round r + 2 has passed the
- * synchronisation that every reader of round r reached after reading. Allocated in the heap at first use, freed with the
- * communicator. */
+ * An operator goes through both in rounds of equal size, at least two in each before they are used again. So one synchronisation a
+ * round is enough: whoever writes a place again two or more rounds later has passed the synchronisation that every reader of it reached
+ * after reading. Rounds are short for short operators, so that writing and reading overlap, and as many as fit, because memory that
+ * has just been read by a peer is slow to write. Allocated in the heap at first use, freed with the communicator. */
 #ifndef SMPI_COLL_STAGE_H
 #define SMPI_COLL_STAGE_H
 
 #include "../sync/comm.h"
 
-/* Bytes of one chunk, a multiple of 4096; the same on all ranks of a job. */
-size_t smpi_stage_chunk(void);
+/* Bytes of one round, at most STRATAMPI_STAGE_CHUNK and a multiple of 4096, for an operator that stages `bytes` in all. */
+size_t smpi_stage_round(size_t bytes);
 
 /* This rank's staging memory, allocated now if need be; NULL without memory. */
 char *smpi_stage_of(struct smpi_comm *comm);
 
-/* Where this process sees rank's in or out chunk of a round, during an operator in which that rank has published its stage. */
-char *smpi_stage_in(const struct smpi_comm *comm, int rank, size_t round);
-char *smpi_stage_out(const struct smpi_comm *comm, int rank, size_t round);
+/* Where this process sees rank's memory for a round of that many bytes, in an operator in which that rank has published its stage. */
+char *smpi_stage_in(const struct smpi_comm *comm, int rank, size_t round, size_t round_bytes);
+char *smpi_stage_out(const struct smpi_comm *comm, int rank, size_t round, size_t round_bytes);
 
 #endif

@@ -8,7 +8,13 @@
 #ifndef SMPI_ENGINE_KERNELS_H
 #define SMPI_ENGINE_KERNELS_H
 
+#include <string.h>
+
 #include "../stratampi.h"
+
+/* Up to here memcpy is best. Beyond, glibc may take `rep movsb`, which on AMD's Zen 3 and 4 falls to a tenth of its speed for some
+ * distances between source and destination modulo the page size (glibc bug 30994); copy is a loop of its own. */
+#define SMPI_SHORT_COPY 1024
 
 /* dst[i] = sources[0][i] op sources[1][i] op …, count elements, 1 <= num_sources; one source is copied as it is. dst
  * may be the same address as any source, but must not overlap one otherwise. With count 0 no pointer is looked at.
@@ -27,6 +33,16 @@ struct smpi_kernels {
 /* The table in use. Never NULL; thread-safe. A table that STRATAMPI_KERNELS names and this machine cannot run is
  * replaced by the best one it can. */
 const struct smpi_kernels *smpi_kernels(void);
+
+/* The copy for bytes of any number. */
+static inline void smpi_copy(void *dst, const void *src, size_t bytes)
+{
+    if (bytes > SMPI_SHORT_COPY) {
+        smpi_kernels()->copy(dst, src, bytes);
+    } else if (bytes) {
+        memcpy(dst, src, bytes);
+    }
+}
 
 /* The table of that name; NULL if this build or this machine has none. */
 const struct smpi_kernels *smpi_kernels_named(const char *name);

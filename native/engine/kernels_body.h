@@ -51,10 +51,31 @@ typedef long double f80 USER_MEMORY;
 
 typedef void pair_loop(void *dst, const void *a, const void *b, size_t count);
 
+typedef char line_of_bytes __attribute__((vector_size(64), aligned(1), may_alias));
+
 static void copy(void *dst, const void *src, size_t bytes)
 {
-    if (bytes != 0 && dst != src)
-        memcpy(dst, src, bytes);
+    if (bytes == 0 || dst == src)
+        return;
+    char *to = dst;
+    const char *from = src;
+    if (bytes > SMPI_SHORT_COPY) {
+        const size_t head = -(uintptr_t)to & 63;
+        memcpy(to, from, head);
+        to += head;
+        from += head;
+        bytes -= head;
+        for (; bytes >= 4 * sizeof(line_of_bytes); to += 256, from += 256, bytes -= 256) {
+            const line_of_bytes *read = (const line_of_bytes *)from;
+            line_of_bytes *write = (line_of_bytes *)to;
+            const line_of_bytes first = read[0], second = read[1], third = read[2], fourth = read[3];
+            write[0] = first;
+            write[1] = second;
+            write[2] = third;
+            write[3] = fourth;
+        }
+    }
+    memcpy(to, from, bytes);
 }
 
 __attribute__((noinline)) static void fold(pair_loop *pair, size_t element_bytes, void *dst, const void *const *sources,

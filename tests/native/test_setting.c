@@ -47,7 +47,7 @@ static void test_defaults(void)
         {SMPI_SET_REGISTER_MIN, NULL, "8K", 8192, 0},
         {SMPI_SET_SPIN, NULL, "-1", -1, 0},
         {SMPI_SET_STREAM_MIN, NULL, "-1", -1, 0},
-        {SMPI_SET_STAGE_CHUNK, NULL, "64K", 65536, 0},
+        {SMPI_SET_STAGE_CHUNK, NULL, "1M", 1048576, 0},
         {SMPI_SET_KERNELS, NULL, "auto", 0, 0},
         {SMPI_SET_LOG, NULL, "warn", 0, 0},
         {SMPI_SET_WINDOW_SIZE, "", "256M", 256 << 20, 0}, /* empty is unset */
