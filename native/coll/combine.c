@@ -14,12 +14,13 @@ struct combine {
     struct smpi_comm *comm;
     const struct smpi_kernels *kernels;
     smpi_reduce_kernel *reduce;
-    size_t size;        /* bytes of one element */
-    size_t count;       /* elements in all */
-    size_t chunk;       /* elements of one round */
-    size_t round_bytes; /* of the stages, where they are used */
-    int root;           /* -1: every rank receives */
-    int stream;
+    size_t size;         /* bytes of one element */
+    size_t count;        /* elements in all */
+    size_t chunk;        /* elements of one round */
+    size_t round_bytes;  /* of the stages, where they are used */
+    int root;            /* -1: every rank receives */
+    int large;           /* what all touch together does not fit in the cache */
+    int stream;          /* results go past the caches */
     const char **source; /* [ranks] the byte of element 0 in this round */
     char **sink;         /* [ranks + 1] */
     const void **block;  /* [ranks] */
@@ -112,8 +113,8 @@ static void copy_in(const struct combine *c, size_t round)
     if (start < c->count && !has(c, comm->rank, SMPI_FLAG_SEND_REGISTERED)) {
         const size_t elements = c->count - start < c->chunk ? c->count - start : c->chunk;
         const char *send = (const char *)(uintptr_t)smpi_line_of(comm, comm->rank)->send;
-        c->kernels->copy(smpi_stage_in(comm, comm->rank, round, c->round_bytes), send + start * c->size,
-                         elements * c->size);
+        (c->large ? c->kernels->stream : c->kernels->copy)(smpi_stage_in(comm, comm->rank, round, c->round_bytes),
+                                                           send + start * c->size, elements * c->size);
     }
 }
 
@@ -190,6 +191,7 @@ int smpi_combine(struct smpi_comm *comm, int to_all, int *path)
         c.round_bytes = smpi_stage_round(c.count * c.size);
         c.chunk = c.round_bytes / c.size;
     }
-    c.stream = smpi_stream_wanted(c.count * c.size * (ranks + (size_t)sinks)) && !staged_sinks;
+    c.large = smpi_stream_wanted(c.count * c.size * (ranks + (size_t)sinks));
+    c.stream = c.large && !staged_sinks;
     return run(&c, staged_sources);
 }

@@ -144,7 +144,7 @@ static void copy_in(const struct move *move, size_t round)
         const size_t bytes = destination == comm->rank ? 0 : chunk_bytes(move, slice.bytes, round);
         if (bytes) {
             char *stage = stage_for(move, comm->rank, destination, round);
-            smpi_kernels()->copy(stage, here(comm, comm->rank, slice.src) + round * move->chunk, bytes);
+            smpi_kernels()->stream(stage, here(comm, comm->rank, slice.src) + round * move->chunk, bytes);
             if (move->one_block) {
                 break;
             }
