@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from mpi4py import MPI
 
 from .collectives import Collectives
+from .world import progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -172,8 +173,8 @@ def _from_handle(original: Any) -> Any:
     """mpi4py's class method from a handle to an object, but a marked handle gives our class."""
 
     @functools.wraps(original)
-    def from_handle(_cls: type[MPI.Comm], *args: Any, **kwargs: Any) -> Any:
-        comm = original(*args, **kwargs)
+    def from_handle(cls: type[MPI.Comm], *args: Any, **kwargs: Any) -> Any:
+        comm = original.__get__(None, cls)(*args, **kwargs)
         if comm == COMM_WORLD:
             return COMM_WORLD
         if not comm or comm == MPI.COMM_SELF or _mark == MPI.KEYVAL_INVALID or not comm.Get_attr(_mark):
@@ -183,19 +184,41 @@ def _from_handle(original: Any) -> Any:
     return classmethod(from_handle)
 
 
-def _teach_from_handle() -> None:
-    """`MPI.Comm.f2py` and its kin, called on whatever class, give our objects for our handles, as they give mpi4py's for its own.
+def _teach(cls: type, names: tuple[str, ...], wrap: Callable[[Any], Any]) -> None:
+    """Wraps methods of one of mpi4py's classes. These refuse setattr, being static types; their dictionary does not."""
+    namespace = gc.get_referents(cls.__dict__)[0]
+    for name in names:
+        namespace[name] = wrap(namespace[name])
+    ctypes.pythonapi.PyType_Modified(ctypes.py_object(cls))
 
-    Otherwise a communicator that went through C or Fortran on one rank only would be accelerated on the others only. mpi4py's
-    classes refuse setattr, being static types; their dictionary does not.
+
+# `MPI.Comm.f2py` and its kin, called on whatever class, give our objects for our handles, as they give mpi4py's for its own.
+# Otherwise a communicator that went through C or Fortran on one rank only would be accelerated on the others only.
+_teach(MPI.Comm, _FROM_HANDLE, _from_handle)
+
+
+def _barrier_with_progress(self: Any, _barrier: Any = Collectives.Barrier) -> None:
+    """All ranks wait for each other (MPI 5.1, section 6.3)."""
+    _barrier(self)
+    progress()
+
+
+def _window_maker(original: Any) -> Any:
+    """mpi4py's class method that makes a window. From then on this rank's Barrier lets MPI progress.
+
+    With one-sided communication programs expect of a barrier that what peers completed before it has arrived after it; our own
+    barrier may be over before the MPI library has looked at its queues once.
     """
-    namespace = gc.get_referents(MPI.Comm.__dict__)[0]
-    for name in _FROM_HANDLE:
-        namespace[name] = _from_handle(getattr(MPI.Comm, name))
-    ctypes.pythonapi.PyType_Modified(ctypes.py_object(MPI.Comm))
+
+    @functools.wraps(original)
+    def make(cls: type[MPI.Win], *args: Any, **kwargs: Any) -> Any:
+        Collectives.Barrier = _barrier_with_progress  # type: ignore[method-assign]
+        return original.__get__(None, cls)(*args, **kwargs)
+
+    return classmethod(make)
 
 
-_teach_from_handle()
+_teach(MPI.Win, ("Create", "Allocate", "Allocate_shared", "Create_dynamic"), _window_maker)
 
 
 def take_place(namespace: dict[str, Any], begin: Callable[[], None]) -> None:

@@ -60,6 +60,7 @@ class World:
 
 _lock = threading.Lock()
 _world: World | None = None
+_allocate_shared = MPI.Win.Allocate_shared  # mpi4py's own: comm.py wraps it for users' windows
 _windows: list[MPI.Win] = []  # kept for the life of the process: arrays may outlive everything
 _everybody: MPI.Intracomm | None = None  # plain COMM_WORLD, for the wait hook
 _quiet_tag = 0  # the largest tag: hardly anybody's
@@ -312,7 +313,7 @@ def _window(team: _Team, cores: int, ranks_on_machine: int) -> Any:
         window, reason = None, None
         status = 0 if ptr != ffi.NULL else lib.SMPI_ERR_NOMEM
         try:
-            window = MPI.Win.Allocate_shared(size + page, 1, MPI.INFO_NULL, team.comm)
+            window = _allocate_shared(size + page, 1, MPI.INFO_NULL, team.comm)
         except MPI.Exception as error:
             status, reason = lib.SMPI_ERR_REFUSED, f"MPI_Win_allocate_shared: {error}"
         team.agree(status, reason=reason)
@@ -433,17 +434,25 @@ def take_pending_exception() -> BaseException | None:
     return exception
 
 
+def progress() -> None:
+    """Lets the MPI library work on what has arrived: messages and one-sided accesses of peers.
+
+    By a probe of COMM_WORLD. One of COMM_SELF asks MPICH's queue of messages to oneself and nothing else, and a message found
+    ends a probe before any progress, hence the tag.
+    """
+    if _everybody is not None and not MPI.Is_finalized():
+        _everybody.Iprobe(MPI.ANY_SOURCE, _quiet_tag)
+
+
 def _wait_hook() -> int:
     """Called by a rank that waits in native code, about once a millisecond, with the GIL.
 
     That Python code runs at all is half the purpose: it lets signal handlers run, and what they raise
     (KeyboardInterrupt) ends the wait. The other half is progress of MPI, which a peer may need before it can come to
-    where we wait for it. A probe of COMM_WORLD gives it: one of COMM_SELF asks MPICH's queue of messages to oneself and
-    nothing else, and a message found ends a probe before any progress, hence the tag.
+    where we wait for it.
     """
-    if _everybody is not None and not MPI.Is_finalized():
-        for _ in range(PROGRESS_CALLS):
-            _everybody.Iprobe(MPI.ANY_SOURCE, _quiet_tag)
+    for _ in range(PROGRESS_CALLS):
+        progress()
     return 0
 
 

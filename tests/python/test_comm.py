@@ -336,3 +336,33 @@ def test_the_namespace_is_mpi4pys(comm):
     assert set(ours) == set(theirs)
     assert ours["COMM_WORLD"] is comm
     assert MPI.__file__ == mpi4py.MPI.__file__
+
+
+@pytest.mark.mpi(min_size=2)
+def test_barrier_lets_one_sided_communication_progress():
+    """What a peer completed before a barrier has arrived after it: one Win.Test sees it, as with MPI's own barrier."""
+
+    class Window(MPI.Win):
+        pass
+
+    comm = stratampi.MPI.COMM_WORLD.Dup()
+    memory = np.zeros(4)
+    win = Window.Create(memory, comm=comm)
+    assert type(win) is Window
+    group = comm.Get_group()
+    seen = []
+    for _ in range(50):
+        if comm.rank == 0:
+            win.Start(group.Incl([1]))
+            win.Complete()
+        elif comm.rank == 1:
+            win.Post(group.Incl([0]))
+        comm.Barrier()
+        if comm.rank == 1:
+            seen.append(win.Test())
+            if not seen[-1]:
+                win.Wait()
+        comm.Barrier()
+    win.Free()
+    comm.Free()
+    assert all(seen)
