@@ -11,12 +11,14 @@ enum smpi_setting {
     SMPI_SET_SPIN,            /* STRATAMPI_SPIN: microseconds to spin before sleeping, -1 = choose by cores and ranks */
     SMPI_SET_STREAM_MIN,      /* STRATAMPI_STREAM_MIN: working set in bytes from which non-temporal stores are used, -1: cache */
     SMPI_SET_STAGE_CHUNK,     /* STRATAMPI_STAGE_CHUNK: most bytes of one round on the staged path */
+    SMPI_SET_HUGE_AFTER,      /* STRATAMPI_HUGE_AFTER: operators after which memory is gathered in huge pages, 0 = never */
     SMPI_SET_KERNELS,         /* STRATAMPI_KERNELS: auto | base | avx2 | avx512 */
     SMPI_SET_LOG,             /* STRATAMPI_LOG: warn | info | none */
     SMPI_SET_COUNT
 };
 
-/* Variable name, one-line help, unit ("bytes", "us", "ranks", "name"), default as text. NULL when out of range. Static storage. */
+/* Variable name, one-line help, unit ("bytes", "us", "ranks", "uses", "name"), default as text. NULL when out of range. Static
+ * storage. */
 const char *smpi_setting_name(int setting);
 const char *smpi_setting_help(int setting);
 const char *smpi_setting_unit(int setting);

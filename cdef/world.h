@@ -34,6 +34,11 @@ int smpi_adopt_again(smpi_world *world, uint64_t base);
 uint64_t smpi_world_base(const smpi_world *world, int rank);
 uint64_t smpi_world_bytes(const smpi_world *world); /* bytes of one segment */
 
+/* Sizes in bytes by which operators choose their form; the same on all ranks, set before start. stage_chunk: longest round of the
+ * path staged, a multiple of 4096. stream_min: what all ranks of an operator read and write together, from where on it goes past
+ * the caches. Until then they are what the settings say, with 32 MiB for a cache of unknown size. */
+void smpi_world_tune(smpi_world *world, uint64_t stage_chunk, uint64_t stream_min);
+
 /* peer_bases[r]: where rank r sees its own segment. cores: how many cores the ranks of this supernode may use together.
  * Builds the heap in this rank's segment. heap_max: bytes it may hand out. populate: 1 if pages must be reserved at growth,
  * because the system could refuse them later with SIGBUS. */

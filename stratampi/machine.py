@@ -66,6 +66,20 @@ def core_quota() -> int:
     return cores
 
 
+def cache_size() -> int:
+    """Bytes of the largest cache of one core; 32 MiB where the system does not say.
+
+    From sysfs: sysconf(_SC_LEVEL3_CACHE_SIZE) multiplies by cores on some AMD machines.
+    """
+    core = min(os.sched_getaffinity(0))
+    sizes = [0]
+    for folder in Path(f"/sys/devices/system/cpu/cpu{core}/cache").glob("index*"):
+        text = _read(folder / "size").strip()
+        if text.endswith("K") and text[:-1].isdigit():
+            sizes.append(int(text[:-1]) << 10)
+    return max(sizes) or 32 << 20
+
+
 def affinity_mask() -> bytes:
     """The cores this process may run on, bit i of the MASK_BYTES (little-endian) for core i."""
     mask = sum(1 << core for core in os.sched_getaffinity(0) if core < 8 * MASK_BYTES)

@@ -12,7 +12,7 @@ from ._native import ffi, lib
 
 
 class Row(NamedTuple):
-    """One setting. `value` and `default` are texts ("64K"), `unit` is "bytes", "us", "ranks" or "name".
+    """One setting. `value` and `default` are texts ("64K"), `unit` is "bytes", "us", "ranks", "uses" or "name".
 
     `invalid`: the environment says something that was not understood, so `value` is the default.
     """

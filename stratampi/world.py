@@ -97,6 +97,8 @@ class _Facts(NamedTuple):
     fabric: bytes  # STRATAMPI_FABRIC
     supernode_size: int
     window_size: int  # bytes
+    stage_chunk: int  # bytes
+    stream_min: int  # bytes
     space_left: int  # bytes
     file_limit: int  # bytes
     span: int  # bytes
@@ -107,16 +109,19 @@ class _Facts(NamedTuple):
     mask: bytes  # machine.affinity_mask()
 
 
-_FACTS = struct.Struct(f"<q8s7q16s{machine.CELLS // 8}s{machine.MASK_BYTES}s")
+_FACTS = struct.Struct(f"<q8s9q16s{machine.CELLS // 8}s{machine.MASK_BYTES}s")
 
 
 def _own_facts(world_rank: int) -> _Facts:
     cells, span = machine.free_cells()
+    stream_min = settings.number("STRATAMPI_STREAM_MIN")
     return _Facts(
         world_rank=world_rank,
         fabric=settings.text("STRATAMPI_FABRIC").encode(),
         supernode_size=settings.number("STRATAMPI_SUPERNODE_SIZE"),
         window_size=settings.number("STRATAMPI_WINDOW_SIZE"),
+        stage_chunk=settings.number("STRATAMPI_STAGE_CHUNK"),
+        stream_min=machine.cache_size() if stream_min < 0 else stream_min,
         space_left=machine.address_space_left(),
         file_limit=machine.file_size_limit(),
         span=min(span, machine.NO_LIMIT),
@@ -262,6 +267,7 @@ def _start(team: _Team, ptr: Any, status: int, cores: int, populate: bool) -> No
     """
     own = int(lib.smpi_world_base(ptr, team.rank))
     bases = [int.from_bytes(payload[:8], "little") for payload in team.agree(status, own.to_bytes(8, "little"))]
+    lib.smpi_world_tune(ptr, min(f.stage_chunk for f in team.facts), min(f.stream_min for f in team.facts))
     heap_max = settings.number("STRATAMPI_HEAP_MAX") or machine.memory_limit()
     team.agree(lib.smpi_world_start(ptr, ffi.new("uint64_t[]", bases), cores, heap_max, populate))
 

@@ -41,6 +41,9 @@ static const struct row table[SMPI_SET_COUNT] = {
          "working set from which non-temporal stores are used; -1 = by the size of the last-level cache"},
     [SMPI_SET_STAGE_CHUNK] = {"STRATAMPI_STAGE_CHUNK", NUMBER, "bytes", "1M", 1, NULL,
                               "longest round of the staged path; a communicator that uses it holds four"},
+    [SMPI_SET_HUGE_AFTER] =
+        {"STRATAMPI_HUGE_AFTER", NUMBER, "uses", "4", 0, NULL,
+         "operators that registered memory takes part in before it is gathered in huge pages; 0 = never"},
     [SMPI_SET_KERNELS] = {"STRATAMPI_KERNELS", NAME, "name", "auto", 0, "auto base avx2 avx512",
                           "instruction set of the copy and reduction kernels: auto, base, avx2 or avx512"},
     [SMPI_SET_LOG] = {"STRATAMPI_LOG", NAME, "name", "warn", 0, "warn info none",

@@ -6,9 +6,9 @@
 #include "../sync/wait.h"
 #include "enter.h"
 #include "stage.h"
-#include "stream.h"
 
-#define BLOCK_BYTES 4096 /* combined at a time: stays in the first-level cache while it is copied to all */
+#define BLOCK_BYTES 4096        /* combined at a time: stays in the first-level cache while it is copied to all */
+#define STREAM_BLOCK_BYTES 1024 /* the same past the caches: short, so that reading and writing overlap */
 
 struct combine {
     struct smpi_comm *comm;
@@ -86,21 +86,25 @@ static void combine_part(const struct combine *c, size_t round)
     if (staged_sinks) {
         c->sink[sinks++] = smpi_stage_out(comm, comm->rank, round, c->round_bytes) - chunk_start;
     }
-    _Alignas(SMPI_LINE) char scratch[BLOCK_BYTES];
-    const size_t step = BLOCK_BYTES / c->size;
+    _Alignas(SMPI_LINE) char scratch[STREAM_BLOCK_BYTES];
+    const size_t step = (c->stream ? STREAM_BLOCK_BYTES : BLOCK_BYTES) / c->size;
     for (size_t at = from; at < to; at += step) {
         const size_t elements = to - at < step ? to - at : step;
         const size_t offset = at * c->size;
         for (int rank = 0; rank < comm->size; rank++) {
             c->block[rank] = c->source[rank] + offset;
         }
-        if (c->stream && to - at >= 2 * step) {
-            read_ahead(c, offset + BLOCK_BYTES, BLOCK_BYTES);
+        if (c->stream) {
+            if (to - at >= 2 * step) {
+                read_ahead(c, offset + STREAM_BLOCK_BYTES, STREAM_BLOCK_BYTES);
+            }
+            c->reduce(scratch, c->block, comm->size, elements);
+            c->kernels->stream_to_all(c->sink, sinks, offset, scratch, elements * c->size);
+            continue;
         }
-        char *first = c->stream ? scratch : c->sink[0] + offset;
-        c->reduce(first, c->block, comm->size, elements);
-        for (int i = c->stream ? 0 : 1; i < sinks; i++) {
-            (c->stream ? c->kernels->stream : c->kernels->copy)(c->sink[i] + offset, first, elements * c->size);
+        c->reduce(c->sink[0] + offset, c->block, comm->size, elements);
+        for (int i = 1; i < sinks; i++) {
+            c->kernels->copy(c->sink[i] + offset, c->sink[0] + offset, elements * c->size);
         }
     }
 }
@@ -188,10 +192,10 @@ int smpi_combine(struct smpi_comm *comm, int to_all, int *path)
     *path = SMPI_PATH_DIRECT;
     if (staged_sources || staged_sinks) {
         *path = SMPI_PATH_STAGED;
-        c.round_bytes = smpi_stage_round(c.count * c.size);
+        c.round_bytes = smpi_stage_round(comm, c.count * c.size);
         c.chunk = c.round_bytes / c.size;
     }
-    c.large = smpi_stream_wanted(c.count * c.size * (ranks + (size_t)sinks));
+    c.large = c.count * c.size * (ranks + (size_t)sinks) > comm->world->stream_min;
     c.stream = c.large && !staged_sinks;
     return run(&c, staged_sources);
 }

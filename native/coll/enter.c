@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "../base/error.h"
+#include "../memory/huge.h"
 #include "../sync/wait.h"
 #include "stage.h"
 
@@ -125,15 +126,20 @@ void smpi_publish_stage(struct smpi_comm *comm, struct smpi_line *line)
     }
 }
 
-static int is_registered(const struct smpi_comm *comm, const void *data, size_t bytes)
+/* 1 if all of it is registered; it is then used once more. */
+static int use_registered(const struct smpi_comm *comm, const void *data, size_t bytes)
 {
-    return !bytes || smpi_heap_owns(comm->world, (uint64_t)(uintptr_t)data, bytes);
+    if (bytes && !smpi_heap_owns(comm->world, (uint64_t)(uintptr_t)data, bytes)) {
+        return 0;
+    }
+    smpi_huge_use(comm->world, (uint64_t)(uintptr_t)data, bytes);
+    return 1;
 }
 
-static int pieces_are_registered(const struct smpi_comm *comm, struct smpi_pieces pieces)
+static int use_registered_pieces(const struct smpi_comm *comm, struct smpi_pieces pieces)
 {
     for (int i = 0; i < comm->size; i++) {
-        if (!is_registered(comm, (const char *)pieces.base + pieces.displs[i], (size_t)pieces.counts[i])) {
+        if (!use_registered(comm, (const char *)pieces.base + pieces.displs[i], (size_t)pieces.counts[i])) {
             return 0;
         }
     }
@@ -159,22 +165,22 @@ static void publish_recv(struct smpi_line *line, const void *recv, int registere
 
 void smpi_publish_send(struct smpi_comm *comm, struct smpi_line *line, const void *send, size_t bytes)
 {
-    publish_send(comm, line, send, is_registered(comm, send, bytes));
+    publish_send(comm, line, send, use_registered(comm, send, bytes));
 }
 
 void smpi_publish_recv(struct smpi_comm *comm, struct smpi_line *line, const void *recv, size_t bytes)
 {
-    publish_recv(line, recv, is_registered(comm, recv, bytes));
+    publish_recv(line, recv, use_registered(comm, recv, bytes));
 }
 
 void smpi_publish_send_pieces(struct smpi_comm *comm, struct smpi_line *line, struct smpi_pieces send)
 {
-    publish_send(comm, line, send.base, pieces_are_registered(comm, send));
+    publish_send(comm, line, send.base, use_registered_pieces(comm, send));
 }
 
 void smpi_publish_recv_pieces(struct smpi_comm *comm, struct smpi_line *line, struct smpi_pieces recv)
 {
-    publish_recv(line, recv.base, pieces_are_registered(comm, recv));
+    publish_recv(line, recv.base, use_registered_pieces(comm, recv));
 }
 
 void smpi_check_alias(struct smpi_line *line, const void *send, size_t send_bytes, const void *recv, size_t recv_bytes)

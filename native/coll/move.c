@@ -6,10 +6,8 @@
 #include "../sync/wait.h"
 #include "enter.h"
 #include "stage.h"
-#include "stream.h"
 
 #define LINE_MASK (~(size_t)(SMPI_LINE - 1))
-#define PIECE_BYTES 4096 /* stays in the first-level cache while it goes to all destinations */
 
 struct move {
     struct smpi_comm *comm;
@@ -67,27 +65,28 @@ static void move_part(const struct move *move, size_t from, size_t to)
     }
 }
 
-/* This rank's share of every block to everybody who gets it, a piece at a time: memory is read once, the cache after that. */
+/* This rank's share of every block to everybody who gets it, past the caches: every byte is read once. */
 static void spread_shares(const struct move *move)
 {
     const struct smpi_comm *comm = move->comm;
+    char **sinks = (char **)(void *)comm->pointers;
     for (int source = 0; source < comm->size; source++) {
         size_t block = 0;
+        const char *from = NULL;
+        int count = 0;
         for (int destination = 0; destination < comm->size; destination++) {
-            const size_t bytes = move->map(comm, source, destination).bytes;
-            block = bytes > block ? bytes : block;
+            const struct smpi_slice slice = move->map(comm, source, destination);
+            if (slice.bytes) {
+                block = slice.bytes;
+                from = here(comm, source, slice.src);
+                sinks[count++] = here(comm, destination, slice.dst);
+            }
         }
         const size_t share = (block / (size_t)comm->size + SMPI_LINE) & LINE_MASK;
-        const size_t from = share * (size_t)comm->rank;
-        const size_t to = from + share < block ? from + share : block;
-        for (size_t at = from; at < to; at += PIECE_BYTES) {
-            const size_t bytes = to - at < PIECE_BYTES ? to - at : PIECE_BYTES;
-            for (int destination = 0; destination < comm->size; destination++) {
-                const struct smpi_slice slice = move->map(comm, source, destination);
-                if (slice.bytes) {
-                    move->copy(here(comm, destination, slice.dst) + at, here(comm, source, slice.src) + at, bytes);
-                }
-            }
+        const size_t start = share * (size_t)comm->rank;
+        if (start < block) {
+            const size_t bytes = block - start < share ? block - start : share;
+            smpi_kernels()->stream_to_all(sinks, count, start, from + start, bytes);
         }
     }
 }
@@ -170,7 +169,7 @@ int smpi_move(struct smpi_comm *comm, smpi_slice_map *map, int one_block, int *p
 {
     struct move move = {.comm = comm, .map = map, .one_block = one_block};
     const size_t total = total_bytes(&move);
-    const int stream = smpi_stream_wanted(2 * total);
+    const int stream = 2 * total > comm->world->stream_min;
     move.copy = stream ? smpi_kernels()->stream : smpi_kernels()->copy;
 
     if (smpi_all_have(comm, SMPI_FLAG_SEND_REGISTERED) && smpi_all_have(comm, SMPI_FLAG_RECV_REGISTERED)) {
@@ -186,7 +185,7 @@ int smpi_move(struct smpi_comm *comm, smpi_slice_map *map, int one_block, int *p
     }
     const size_t longest = longest_staged(&move);
     const size_t slices = one_block || comm->size < 2 ? 1 : (size_t)comm->size - 1; /* of one source in one round */
-    move.round_bytes = smpi_stage_round(longest * slices);
+    move.round_bytes = smpi_stage_round(comm, longest * slices);
     move.chunk = one_block ? move.round_bytes : move.round_bytes / slices & LINE_MASK;
     const size_t rounds = (longest + move.chunk - 1) / move.chunk;
     *path = rounds ? SMPI_PATH_STAGED : SMPI_PATH_DIRECT;

@@ -25,9 +25,11 @@ struct smpi_kernels {
     const char *name;                                           /* "base", "avx2", "avx512" */
     smpi_reduce_kernel *reduce[SMPI_TYPE_COUNT][SMPI_OP_COUNT]; /* NULL where smpi_op_is_legal() is 0 */
     /* Copies that do not overlap. stream writes past the caches (non-temporal stores); its bytes are published by
-     * smpi_drain and a release store after it (smpi_sync does both). */
+     * smpi_drain and a release store after it (smpi_sync does both). stream_to_all does so to each dsts[i] + offset; num_dsts >= 1.
+     * */
     void (*copy)(void *dst, const void *src, size_t bytes);
     void (*stream)(void *dst, const void *src, size_t bytes);
+    void (*stream_to_all)(char *const *dsts, int num_dsts, size_t offset, const void *src, size_t bytes);
 };
 
 /* The table in use. Never NULL; thread-safe. A table that STRATAMPI_KERNELS names and this machine cannot run is

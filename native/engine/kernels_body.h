@@ -341,6 +341,27 @@ HALF_KERNELS(bf16, bfloat16)
 #define STREAM_AHEAD \
     2048 /* bytes that reading is ahead of writing: the hardware's own prefetch ends with each 4 KiB page */
 
+#if defined(__SSE2__)
+/* One cache line to an aligned place, past the caches. */
+static inline void stream_line(char *to, const char *from)
+{
+#if defined(__AVX512F__)
+    _mm512_stream_si512((__m512i *)to, _mm512_loadu_si512(from));
+#elif defined(__AVX2__)
+    __m256i first = _mm256_loadu_si256((const __m256i_u *)from);
+    __m256i second = _mm256_loadu_si256((const __m256i_u *)(from + 32));
+    _mm256_stream_si256((__m256i *)to, first);
+    _mm256_stream_si256((__m256i *)(to + 32), second);
+#else
+    __m128i part[4];
+    for (size_t i = 0; i < 4; i++)
+        part[i] = _mm_loadu_si128((const __m128i_u *)(from + 16 * i));
+    for (size_t i = 0; i < 4; i++)
+        _mm_stream_si128((__m128i *)(to + 16 * i), part[i]);
+#endif
+}
+#endif
+
 /* Whole cache lines go past the caches; a line written in part would have to be read from memory to be merged, so both
  * ends are plain stores. */
 static void stream(void *dst, const void *src, size_t bytes)
@@ -357,25 +378,36 @@ static void stream(void *dst, const void *src, size_t bytes)
     bytes -= head;
     for (; bytes >= 64; to += 64, from += 64, bytes -= 64) {
         __builtin_prefetch(from + STREAM_AHEAD, 0, 0);
-#if defined(__AVX512F__)
-        _mm512_stream_si512((__m512i *)to, _mm512_loadu_si512(from));
-#elif defined(__AVX2__)
-        __m256i first = _mm256_loadu_si256((const __m256i_u *)from);
-        __m256i second = _mm256_loadu_si256((const __m256i_u *)(from + 32));
-        _mm256_stream_si256((__m256i *)to, first);
-        _mm256_stream_si256((__m256i *)(to + 32), second);
-#else
-        __m128i part[4];
-        for (size_t i = 0; i < 4; i++)
-            part[i] = _mm_loadu_si128((const __m128i_u *)(from + 16 * i));
-        for (size_t i = 0; i < 4; i++)
-            _mm_stream_si128((__m128i *)(to + 16 * i), part[i]);
-#endif
+        stream_line(to, from);
     }
     copy(to, from, bytes);
 #else
     copy(dst, src, bytes);
 #endif
+}
+
+/* Line by line to all of them: reading and writing overlap, which they do not where one destination follows the other. */
+static void stream_to_all(char *const *dsts, int num_dsts, size_t offset, const void *src, size_t bytes)
+{
+    size_t head = -(uintptr_t)(dsts[0] + offset) & 63;
+    int alike = num_dsts > 1 && bytes > head;
+    for (int i = 1; i < num_dsts; i++)
+        alike &= ((uintptr_t)dsts[i] & 63) == ((uintptr_t)dsts[0] & 63);
+    size_t done = 0;
+#if defined(__SSE2__)
+    if (alike) {
+        for (int i = 0; i < num_dsts; i++)
+            copy(dsts[i] + offset, src, head);
+        for (done = head; done + 64 <= bytes; done += 64) {
+            const char *from = (const char *)src + done;
+            __builtin_prefetch(from + STREAM_AHEAD, 0, 0);
+            for (int i = 0; i < num_dsts; i++)
+                stream_line(dsts[i] + offset + done, from);
+        }
+    }
+#endif
+    for (int i = 0; i < num_dsts; i++)
+        stream(dsts[i] + offset + done, (const char *)src + done, bytes - done);
 }
 
 #define LOGICAL(bits) [SMPI_LAND] = land_##bits, [SMPI_LOR] = lor_##bits, [SMPI_LXOR] = lxor_##bits
@@ -408,4 +440,5 @@ const struct smpi_kernels KERNELS_TABLE = {
         },
     .copy = copy,
     .stream = stream,
+    .stream_to_all = stream_to_all,
 };

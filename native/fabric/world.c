@@ -11,6 +11,9 @@
 #include "../memory/heap.h" /* the one look upwards: a started world is one whose heap exists */
 #include "driver.h"
 
+#define PAGE ((uint64_t)4096)
+#define CACHE_WHEN_UNKNOWN ((uint64_t)32 << 20)
+
 smpi_world *smpi_world_new(int rank, int size)
 {
     if (size < 1 || rank < 0 || rank >= size) {
@@ -34,6 +37,9 @@ smpi_world *smpi_world_new(int rank, int size)
     world->segment = segment;
     world->delta = delta;
     world->fd = -1;
+    const int64_t stream_min = smpi_setting_number(SMPI_SET_STREAM_MIN);
+    smpi_world_tune(world, (uint64_t)smpi_setting_number(SMPI_SET_STAGE_CHUNK),
+                    stream_min >= 0 ? (uint64_t)stream_min : CACHE_WHEN_UNKNOWN);
     pthread_mutex_init(&world->parting_lock, NULL);
     return world;
 }
@@ -72,6 +78,12 @@ uint64_t smpi_world_bytes(const smpi_world *world)
 const char *smpi_world_driver(const smpi_world *world)
 {
     return world->driver;
+}
+
+void smpi_world_tune(smpi_world *world, uint64_t stage_chunk, uint64_t stream_min)
+{
+    world->stage_chunk = stage_chunk < PAGE ? PAGE : stage_chunk / PAGE * PAGE;
+    world->stream_min = stream_min;
 }
 
 void smpi_world_set_hook(smpi_world *world, int (*hook)(void))

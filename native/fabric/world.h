@@ -12,6 +12,7 @@
 #include "../stratampi.h"
 
 struct smpi_heap;
+struct smpi_huge;
 struct smpi_memfd;
 
 /* A gate that this rank has closed and some peer has not: its memory waits here (sync/comm.c). */
@@ -32,6 +33,8 @@ struct smpi_world {
     struct smpi_memfd *memfd; /* driver state until smpi_memfd_finish */
     int fd;                   /* own segment's descriptor, kept open for forked children (close-on-exec); -1: unknown */
     struct smpi_heap *heap;   /* in segment[rank] */
+    struct smpi_huge *huge;   /* what is known of its pages; may be NULL */
+    uint64_t stage_chunk, stream_min; /* smpi_world_tune */
     int (*hook)(void);
     struct smpi_parting *parting; /* under parting_lock */
     pthread_mutex_t parting_lock;

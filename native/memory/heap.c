@@ -26,6 +26,7 @@
 
 #include "../base/error.h"
 #include "fork.h"
+#include "huge.h"
 #include "zone.h"
 
 #ifndef MADV_POPULATE_WRITE
@@ -48,7 +49,7 @@ struct part {
 
 struct smpi_heap {
     struct smpi_fork_guard guard;
-    const struct smpi_world *world;
+    struct smpi_world *world;
     uintptr_t base;
     uint64_t bytes;
     uint64_t limit;
@@ -121,6 +122,7 @@ static int punch(void *arg, uint32_t at, uint32_t n)
 
 static void give_back(struct smpi_heap *heap)
 {
+    smpi_huge_forget(heap->world);
     struct part *part = &heap->parts[LARGE];
     smpi_zone_clean(&part->zone, punch, part);
     uint64_t high = (uint64_t)part->zone.high << part->shift;
@@ -275,6 +277,7 @@ int smpi_heap_create(struct smpi_world *world, uint64_t heap_max, int populate_p
     }
     smpi_fork_guard(&heap->guard, close_in_child);
     world->heap = heap;
+    smpi_huge_open(world);
     return SMPI_OK;
 }
 
@@ -283,6 +286,7 @@ void smpi_heap_delete(struct smpi_world *world)
     struct smpi_heap *heap = world->heap;
     if (heap) {
         world->heap = NULL;
+        smpi_huge_close(world);
         smpi_fork_unguard(&heap->guard);
         smpi_zone_close(&heap->parts[SMALL].zone);
         smpi_zone_close(&heap->parts[LARGE].zone);

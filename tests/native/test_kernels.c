@@ -596,6 +596,37 @@ static void test_copies(void)
     }
 }
 
+/* stream_to_all: destinations of equal and of unequal alignment, from 1 to more than a core has buffers for. */
+static void test_copies_to_all(void)
+{
+    enum { MOST_SINKS = 9, ROW = 64 + 32 + 4096 + 2 * GUARD };
+    static unsigned char dst[MOST_SINKS][ROW], src[64 + 4096];
+    for (size_t i = 0; i < sizeof src; i++)
+        src[i] = (unsigned char)random_bits();
+    for (int t = 0; t < num_tables; t++) {
+        for (int trial = 0; trial < 2000; trial++) {
+            const int num = 1 + (int)(random_bits() % MOST_SINKS);
+            const size_t bytes = random_bits() % 4097, offset = random_bits() % (bytes + 1), skew = random_bits() % 64;
+            const unsigned char *from = src + random_bits() % 64;
+            const int alike = trial % 2;
+            char *places[MOST_SINKS];
+            for (int i = 0; i < num; i++) {
+                /* the same distance from a line's start, or any */
+                unsigned char *row = dst[i] + GUARD + (-(uintptr_t)(dst[i] + GUARD) & 63);
+                places[i] = (char *)row + (alike ? skew % 32 : (skew + (size_t)i * 7) % 32);
+                set_guards((unsigned char *)places[i] + offset, bytes - offset);
+            }
+            tables[t]->stream_to_all(places, num, offset, from, bytes - offset);
+            for (int i = 0; i < num; i++) {
+                unsigned char *to = (unsigned char *)places[i] + offset;
+                check_note(memcmp(to, from, bytes - offset) == 0 && guards_intact(to, bytes - offset), __FILE__,
+                           __LINE__, "%s: %zu bytes at %zu to place %d of %d", tables[t]->name, bytes - offset, offset,
+                           i, num);
+            }
+        }
+    }
+}
+
 static void test_nothing_to_do(void)
 {
     const void *sources[3] = {NULL, NULL, NULL};
@@ -712,6 +743,7 @@ int main(void)
     CHECK_RUN(test_nothing_to_do);
     CHECK_RUN(test_repeated_source);
     CHECK_RUN(test_copies);
+    CHECK_RUN(test_copies_to_all);
     CHECK_RUN(test_misalignment_pairs);
     CHECK_RUN(test_reductions);
     return check_result();

@@ -345,7 +345,7 @@ def test_barrier_lets_one_sided_communication_progress():
     class Window(MPI.Win):
         pass
 
-    comm = stratampi.MPI.COMM_WORLD.Dup()
+    comm = MPI.COMM_WORLD.Dup()
     memory = np.zeros(4)
     win = Window.Create(memory, comm=comm)
     assert type(win) is Window

@@ -83,7 +83,8 @@ def test_there_is_one_world_for_all_threads():
 
 def facts(rank=0, **changes):
     fields = {
-        "world_rank": rank, "fabric": b"auto", "supernode_size": 0, "window_size": 1 << 28, "token": bytes(16),
+        "world_rank": rank, "fabric": b"auto", "supernode_size": 0, "window_size": 1 << 28, "stage_chunk": 1 << 20, "stream_min": 32
+        << 20, "token": bytes(16),
         "space_left": machine.NO_LIMIT, "file_limit": machine.NO_LIMIT, "span": 1 << 47, "shm_free": 1 << 30,
         "quota": machine.NO_LIMIT, "cells": ((1 << 85) - 2).to_bytes(16, "little"), "mask": bytes(machine.MASK_BYTES),
     }  # fmt: skip
