@@ -31,7 +31,7 @@ _CARD = struct.Struct("=16siQ")
 _NO_TOKEN = bytes(16)
 
 _MPI, _PARSE = lib.SMPI_MPI, lib.SMPI_PARSE
-_barrier, _bcast = lib.smpi_barrier, lib.smpi_array_bcast
+_barrier, _bcast = lib.smpi_array_barrier, lib.smpi_array_bcast
 _reduce, _allreduce = lib.smpi_array_reduce, lib.smpi_array_allreduce
 _allgather, _allgatherv = lib.smpi_array_allgather, lib.smpi_array_allgatherv
 _alltoall, _alltoallv = lib.smpi_array_alltoall, lib.smpi_array_alltoallv
@@ -54,7 +54,7 @@ def _attribute() -> int:
 
 
 def _new_context(comm: MPI.Comm) -> Any:
-    """Collective: the runtime's communicator over `comm`'s ranks, or False if they are not all members of one started supernode."""
+    """Collective: the runtime's communicator over `comm`'s ranks, or NULL if they are not all members of one started supernode."""
     size = comm.Get_size()
     here = world()
     ctx = lib.smpi_comm_new(here.ptr, comm.Get_rank(), size) if here.ready else ffi.NULL
@@ -66,7 +66,7 @@ def _new_context(comm: MPI.Comm) -> Any:
         check(lib.smpi_comm_open(ctx, ffi.new("int32_t[]", members), ffi.new("uint64_t[]", gates)))
         return ctx
     _close(comm, 0, ctx)
-    return False
+    return ffi.NULL
 
 
 if TYPE_CHECKING:
@@ -83,167 +83,149 @@ class Collectives(_Base):
     the communicator stays usable); KeyboardInterrupt out of a wait (the communicator is then revoked).
     """
 
-    _ctx: Any = None
+    _ctx: Any = ffi.NULL
+    _is_open = False
 
-    def _open(self: Any) -> Any:
-        """Collective on the handle's first use; later it finds what is there."""
-        ctx = self._ctx
-        if ctx is None:
+    def _open(self) -> Any:
+        """The runtime's communicator, NULL where there is none. Collective on the handle's first use; later it finds what is there."""
+        if not self._is_open:
             ctx = self.Get_attr(_attribute())
             if ctx is None:
                 ctx = _new_context(self)
                 self.Set_attr(_attribute(), ctx)
-            self._ctx = ctx
-        return ctx
+            self._ctx, self._is_open = ctx, True
+        return self._ctx
 
-    def Barrier(self: Any) -> None:
+    def _forget(self) -> None:
+        """The handle was freed, and the runtime's communicator with it."""
+        self._ctx, self._is_open = ffi.NULL, False
+
+    def Barrier(self) -> None:
         """All ranks wait for each other (MPI 5.1, section 6.3)."""
-        ctx = self._ctx or self._open()
-        if ctx:
+        status = _barrier(self._ctx)
+        if status == _PARSE and (ctx := self._open()):
             status = _barrier(ctx)
-            if not status:
-                return
-            if status != _MPI:
-                check(status, self)
+        if not status:
+            return
+        check(status, self)
         super().Barrier()
 
-    def Bcast(self: Any, buf: Any, root: int = 0) -> None:
+    def Bcast(self, buf: Any, root: int = 0) -> None:
         """The root's `buf` to everybody's (MPI 5.1, section 6.4)."""
-        ctx = self._ctx or self._open()
-        if ctx:
-            status = _bcast(ctx, id(buf), root)
-            if status == _PARSE:
-                try:
-                    data = buffers.simple(buf, writable=root != self.Get_rank())
-                    status = lib.smpi_bcast(ctx, data.data, data.nbytes, root)
-                except Unsupported as cannot:
-                    status = lib.smpi_needs_mpi(ctx, lib.SMPI_BCAST, root, cannot.why)
-            if not status:
-                return
-            if status != _MPI:
-                check(status, self)
+        status = _bcast(self._ctx, id(buf), root)
+        if status == _PARSE and (ctx := self._open()):
+            try:
+                data = buffers.simple(buf, writable=root != self.Get_rank())
+                status = lib.smpi_bcast(ctx, data.data, data.nbytes, root)
+            except Unsupported as cannot:
+                status = lib.smpi_needs_mpi(ctx, lib.SMPI_BCAST, root, cannot.why)
+        if not status:
+            return
+        check(status, self)
         super().Bcast(buf, root)
 
-    def Reduce(self: Any, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, root: int = 0) -> None:
+    def Reduce(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, root: int = 0) -> None:
         """`op` over all ranks' `sendbuf`, element by element in rank order, to the root's `recvbuf` (MPI 5.1, section 6.9.1)."""
-        ctx = self._ctx or self._open()
-        if ctx:
-            status = _reduce(ctx, id(sendbuf), id(recvbuf), id(op), root)
-            if status == _PARSE:
-                try:
-                    is_root = root == self.Get_rank()
-                    send, recv, code = buffers.reduction(sendbuf, recvbuf, op, receives=is_root, in_place=is_root)
-                    target = recv.data if is_root else ffi.NULL
-                    status = lib.smpi_reduce(ctx, send.data, target, recv.count, recv.type, code, root)
-                except Unsupported as cannot:
-                    status = lib.smpi_needs_mpi(ctx, lib.SMPI_REDUCE, root, cannot.why)
-            if not status:
-                return
-            if status != _MPI:
-                check(status, self)
+        status = _reduce(self._ctx, id(sendbuf), id(recvbuf), id(op), root)
+        if status == _PARSE and (ctx := self._open()):
+            try:
+                is_root = root == self.Get_rank()
+                send, recv, code = buffers.reduction(sendbuf, recvbuf, op, receives=is_root, in_place=is_root)
+                target = recv.data if is_root else ffi.NULL
+                status = lib.smpi_reduce(ctx, send.data, target, recv.count, recv.type, code, root)
+            except Unsupported as cannot:
+                status = lib.smpi_needs_mpi(ctx, lib.SMPI_REDUCE, root, cannot.why)
+        if not status:
+            return
+        check(status, self)
         super().Reduce(sendbuf, recvbuf, op, root)
 
-    def Allreduce(self: Any, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> None:
+    def Allreduce(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> None:
         """`op` over all ranks' `sendbuf`, element by element in rank order, to every `recvbuf` (MPI 5.1, section 6.9.6)."""
-        ctx = self._ctx or self._open()
-        if ctx:
-            status = _allreduce(ctx, id(sendbuf), id(recvbuf), id(op))
-            if status == _PARSE:
-                try:
-                    send, recv, code = buffers.reduction(sendbuf, recvbuf, op)
-                    status = lib.smpi_allreduce(ctx, send.data, recv.data, recv.count, recv.type, code)
-                except Unsupported as cannot:
-                    status = lib.smpi_needs_mpi(ctx, lib.SMPI_ALLREDUCE, 0, cannot.why)
-            if not status:
-                return
-            if status != _MPI:
-                check(status, self)
+        status = _allreduce(self._ctx, id(sendbuf), id(recvbuf), id(op))
+        if status == _PARSE and (ctx := self._open()):
+            try:
+                send, recv, code = buffers.reduction(sendbuf, recvbuf, op)
+                status = lib.smpi_allreduce(ctx, send.data, recv.data, recv.count, recv.type, code)
+            except Unsupported as cannot:
+                status = lib.smpi_needs_mpi(ctx, lib.SMPI_ALLREDUCE, 0, cannot.why)
+        if not status:
+            return
+        check(status, self)
         super().Allreduce(sendbuf, recvbuf, op)
 
-    def Allgather(self: Any, sendbuf: Any, recvbuf: Any) -> None:
+    def Allgather(self, sendbuf: Any, recvbuf: Any) -> None:
         """Everybody's `sendbuf` to everybody, one block a rank (MPI 5.1, section 6.7)."""
-        ctx = self._ctx or self._open()
-        if ctx:
-            status = _allgather(ctx, id(sendbuf), id(recvbuf))
-            if status == _PARSE:
-                try:
-                    recv = buffers.block(recvbuf, self.Get_size(), writable=True)
-                    send = buffers.simple(sendbuf, writable=False, in_place=True)
-                    status = lib.smpi_allgather(ctx, send.data, send.nbytes, recv.data, recv.nbytes)
-                except Unsupported as cannot:
-                    status = lib.smpi_needs_mpi(ctx, lib.SMPI_ALLGATHER, 0, cannot.why)
-            if not status:
-                return
-            if status != _MPI:
-                check(status, self)
+        status = _allgather(self._ctx, id(sendbuf), id(recvbuf))
+        if status == _PARSE and (ctx := self._open()):
+            try:
+                recv = buffers.block(recvbuf, self.Get_size(), writable=True)
+                send = buffers.simple(sendbuf, writable=False, in_place=True)
+                status = lib.smpi_allgather(ctx, send.data, send.nbytes, recv.data, recv.nbytes)
+            except Unsupported as cannot:
+                status = lib.smpi_needs_mpi(ctx, lib.SMPI_ALLGATHER, 0, cannot.why)
+        if not status:
+            return
+        check(status, self)
         super().Allgather(sendbuf, recvbuf)
 
-    def Allgatherv(self: Any, sendbuf: Any, recvbuf: Any) -> None:
+    def Allgatherv(self, sendbuf: Any, recvbuf: Any) -> None:
         """Everybody's `sendbuf` to everybody, blocks of different lengths (MPI 5.1, section 6.7)."""
-        ctx = self._ctx or self._open()
-        if ctx:
-            status = _PARSE
-            parts = runs(recvbuf, self.Get_size())
-            if parts:
-                try:
-                    status = _allgatherv(ctx, id(sendbuf), *parts)
-                except (TypeError, OverflowError):  # counts that are no integers
-                    status = _PARSE
-            if status == _PARSE:
-                try:
-                    recv = buffers.vector(recvbuf, self.Get_size(), writable=True)
-                    send = buffers.simple(sendbuf, writable=False, in_place=True)
-                    status = lib.smpi_allgatherv(ctx, send.data, send.nbytes, recv.data, recv.counts, recv.displs)
-                except Unsupported as cannot:
-                    status = lib.smpi_needs_mpi(ctx, lib.SMPI_ALLGATHERV, 0, cannot.why)
-            if not status:
-                return
-            if status != _MPI:
-                check(status, self)
+        status = _PARSE
+        parts = runs(recvbuf, self.Get_size())
+        if parts:
+            try:
+                status = _allgatherv(self._ctx, id(sendbuf), *parts)
+            except (TypeError, OverflowError):  # counts that are no integers
+                status = _PARSE
+        if status == _PARSE and (ctx := self._open()):
+            try:
+                recv = buffers.vector(recvbuf, self.Get_size(), writable=True)
+                send = buffers.simple(sendbuf, writable=False, in_place=True)
+                status = lib.smpi_allgatherv(ctx, send.data, send.nbytes, recv.data, recv.counts, recv.displs)
+            except Unsupported as cannot:
+                status = lib.smpi_needs_mpi(ctx, lib.SMPI_ALLGATHERV, 0, cannot.why)
+        if not status:
+            return
+        check(status, self)
         super().Allgatherv(sendbuf, recvbuf)
 
-    def Alltoall(self: Any, sendbuf: Any, recvbuf: Any) -> None:
+    def Alltoall(self, sendbuf: Any, recvbuf: Any) -> None:
         """Block d of rank s's `sendbuf` to block s of rank d's `recvbuf` (MPI 5.1, section 6.8)."""
-        ctx = self._ctx or self._open()
-        if ctx:
-            status = _alltoall(ctx, id(sendbuf), id(recvbuf))
-            if status == _PARSE:
-                try:
-                    size = self.Get_size()
-                    recv = buffers.block(recvbuf, size, writable=True)
-                    send = buffers.block(sendbuf, size, writable=False, in_place=True)
-                    status = lib.smpi_alltoall(ctx, send.data, send.nbytes, recv.data, recv.nbytes)
-                except Unsupported as cannot:
-                    status = lib.smpi_needs_mpi(ctx, lib.SMPI_ALLTOALL, 0, cannot.why)
-            if not status:
-                return
-            if status != _MPI:
-                check(status, self)
+        status = _alltoall(self._ctx, id(sendbuf), id(recvbuf))
+        if status == _PARSE and (ctx := self._open()):
+            try:
+                size = self.Get_size()
+                recv = buffers.block(recvbuf, size, writable=True)
+                send = buffers.block(sendbuf, size, writable=False, in_place=True)
+                status = lib.smpi_alltoall(ctx, send.data, send.nbytes, recv.data, recv.nbytes)
+            except Unsupported as cannot:
+                status = lib.smpi_needs_mpi(ctx, lib.SMPI_ALLTOALL, 0, cannot.why)
+        if not status:
+            return
+        check(status, self)
         super().Alltoall(sendbuf, recvbuf)
 
-    def Alltoallv(self: Any, sendbuf: Any, recvbuf: Any) -> None:
+    def Alltoallv(self, sendbuf: Any, recvbuf: Any) -> None:
         """As Alltoall, with blocks of different lengths (MPI 5.1, section 6.8)."""
-        ctx = self._ctx or self._open()
-        if ctx:
-            status = _PARSE
-            size = self.Get_size()
-            sends = runs(sendbuf, size)
-            receives = runs(recvbuf, size)
-            if sends and receives:
-                try:
-                    status = _alltoallv(ctx, *sends, *receives)
-                except (TypeError, OverflowError):
-                    status = _PARSE
-            if status == _PARSE:
-                try:
-                    recv = buffers.vector(recvbuf, size, writable=True)
-                    send = buffers.vector(sendbuf, size, writable=False, in_place=True)
-                    counts, displs = (ffi.NULL, ffi.NULL) if send.in_place else (send.counts, send.displs)
-                    status = lib.smpi_alltoallv(ctx, send.data, counts, displs, recv.data, recv.counts, recv.displs)
-                except Unsupported as cannot:
-                    status = lib.smpi_needs_mpi(ctx, lib.SMPI_ALLTOALLV, 0, cannot.why)
-            if not status:
-                return
-            if status != _MPI:
-                check(status, self)
+        status = _PARSE
+        size = self.Get_size()
+        sends = runs(sendbuf, size)
+        receives = runs(recvbuf, size)
+        if sends and receives:
+            try:
+                status = _alltoallv(self._ctx, *sends, *receives)
+            except (TypeError, OverflowError):
+                status = _PARSE
+        if status == _PARSE and (ctx := self._open()):
+            try:
+                recv = buffers.vector(recvbuf, size, writable=True)
+                send = buffers.vector(sendbuf, size, writable=False, in_place=True)
+                counts, displs = (ffi.NULL, ffi.NULL) if send.in_place else (send.counts, send.displs)
+                status = lib.smpi_alltoallv(ctx, send.data, counts, displs, recv.data, recv.counts, recv.displs)
+            except Unsupported as cannot:
+                status = lib.smpi_needs_mpi(ctx, lib.SMPI_ALLTOALLV, 0, cannot.why)
+        if not status:
+            return
+        check(status, self)
         super().Alltoallv(sendbuf, recvbuf)

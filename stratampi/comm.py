@@ -90,7 +90,7 @@ def _end(original: Any) -> Any:
     @functools.wraps(original)
     def end(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        self._ctx = None
+        self._forget()
 
     return end
 

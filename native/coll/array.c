@@ -149,10 +149,16 @@ static int read_send(struct side *side, uint64_t object)
     return read_side(side, object, 0);
 }
 
+int smpi_array_barrier(smpi_comm *comm)
+{
+    return comm ? smpi_barrier(comm) : SMPI_PARSE;
+}
+
 int smpi_array_bcast(smpi_comm *comm, uint64_t buffer, int root)
 {
     struct side side;
-    return read_side(&side, buffer, comm->rank != root) ? smpi_bcast(comm, side.data, side.bytes, root) : SMPI_PARSE;
+    return comm && read_side(&side, buffer, comm->rank != root) ? smpi_bcast(comm, side.data, side.bytes, root)
+                                                                : SMPI_PARSE;
 }
 
 /* Both sides of a reduction: the same type (identity, because long and long long are two MPI datatypes) and counts. */
@@ -168,7 +174,7 @@ int smpi_array_allreduce(smpi_comm *comm, uint64_t send, uint64_t recv, uint64_t
 {
     struct side from, to;
     int code;
-    if (!read_reduction(&from, &to, send, recv, op, &code)) {
+    if (!comm || !read_reduction(&from, &to, send, recv, op, &code)) {
         return SMPI_PARSE;
     }
     return smpi_allreduce(comm, from.data, to.data, to.count, to.type, code);
@@ -178,6 +184,9 @@ int smpi_array_reduce(smpi_comm *comm, uint64_t send, uint64_t recv, uint64_t op
 {
     struct side from, to;
     int code;
+    if (!comm) {
+        return SMPI_PARSE;
+    }
     if (comm->rank == root) {
         if (!read_reduction(&from, &to, send, recv, op, &code)) {
             return SMPI_PARSE;
@@ -194,7 +203,7 @@ int smpi_array_reduce(smpi_comm *comm, uint64_t send, uint64_t recv, uint64_t op
 int smpi_array_allgather(smpi_comm *comm, uint64_t send, uint64_t recv)
 {
     struct side from, to;
-    if (!read_side(&to, recv, 1) || to.count % (size_t)comm->size || !read_send(&from, send)) {
+    if (!comm || !read_side(&to, recv, 1) || to.count % (size_t)comm->size || !read_send(&from, send)) {
         return SMPI_PARSE;
     }
     return smpi_allgather(comm, from.data, from.bytes, to.data, to.bytes / (size_t)comm->size);
@@ -202,11 +211,12 @@ int smpi_array_allgather(smpi_comm *comm, uint64_t send, uint64_t recv)
 
 int smpi_array_alltoall(smpi_comm *comm, uint64_t send, uint64_t recv)
 {
-    const size_t size = (size_t)comm->size;
     struct side from, to;
-    if (!read_side(&to, recv, 1) || to.count % size || !read_send(&from, send) || from.count % size) {
+    if (!comm || !read_side(&to, recv, 1) || to.count % (size_t)comm->size || !read_send(&from, send) ||
+        from.count % (size_t)comm->size) {
         return SMPI_PARSE;
     }
+    const size_t size = (size_t)comm->size;
     return smpi_alltoall(comm, from.data, from.bytes / size, to.data, to.bytes / size);
 }
 
@@ -244,7 +254,7 @@ int smpi_array_allgatherv(smpi_comm *comm, uint64_t send, uint64_t recv, const i
 {
     struct side from, to;
     struct runs into;
-    if (!read_side(&to, recv, 1) || !read_runs(&into, &to, comm, 0, counts, displs, datatype) ||
+    if (!comm || !read_side(&to, recv, 1) || !read_runs(&into, &to, comm, 0, counts, displs, datatype) ||
         !read_send(&from, send)) {
         return SMPI_PARSE;
     }
@@ -257,7 +267,7 @@ int smpi_array_alltoallv(smpi_comm *comm, uint64_t send, const int64_t *send_cou
 {
     struct side from, to;
     struct runs out, into;
-    if (!read_side(&to, recv, 1) || !read_runs(&into, &to, comm, 0, recv_counts, recv_displs, recv_datatype) ||
+    if (!comm || !read_side(&to, recv, 1) || !read_runs(&into, &to, comm, 0, recv_counts, recv_displs, recv_datatype) ||
         !read_side(&from, send, 0) || !read_runs(&out, &from, comm, 1, send_counts, send_displs, send_datatype)) {
         return SMPI_PARSE;
     }

@@ -235,7 +235,9 @@ int smpi_all_have(const struct smpi_comm *comm, int flag)
 void smpi_count(struct smpi_comm *comm, int operator_, int path, size_t bytes)
 {
     add(&comm->world->calls[operator_ * SMPI_PATH_COUNT + path], 1);
-    add(&comm->world->call_bytes[path], bytes);
+    if (bytes) {
+        add(&comm->world->call_bytes[path], bytes);
+    }
 }
 
 int smpi_needs_mpi(smpi_comm *comm, int operator_, int root, int why)

@@ -18,6 +18,7 @@
 #include "../base/error.h"
 
 #define HOOK_INTERVAL_NS 1000000
+#define EAGER_SPINS 100 /* without a pause: half a microsecond, when the peer is just writing */
 #define SPINS_PER_CLOCK 64
 #define YIELDS 4
 
@@ -134,6 +135,9 @@ static int wait_all(struct smpi_comm *comm, size_t offset, uint64_t value)
         }
     }
     if (missing < comm->size && comm->spin_ns) {
+        for (int i = 0; i < EAGER_SPINS && missing < comm->size; i++) {
+            missing = first_missing(comm, offset, value, missing);
+        }
         int64_t until = 0;
         do {
             for (int i = 0; i < SPINS_PER_CLOCK && missing < comm->size; i++) {
@@ -164,8 +168,10 @@ int smpi_post_line(struct smpi_comm *comm)
     struct smpi_line *line = smpi_next_line(comm);
     comm->epoch++;
     smpi_write_release(&line->epoch, comm->epoch);
-    return wait_all(comm, offsetof(struct smpi_gate, line) + (comm->epoch % SMPI_LINES) * sizeof(struct smpi_line),
-                    comm->epoch);
+    const size_t offset = offsetof(struct smpi_gate, line) + (comm->epoch % SMPI_LINES) * sizeof(struct smpi_line);
+    const int status = wait_all(comm, offset, comm->epoch);
+    smpi_prefetch_to_write(smpi_next_line(comm));
+    return status;
 }
 
 int smpi_sync(struct smpi_comm *comm)
