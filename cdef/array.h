@@ -24,8 +24,8 @@ int smpi_array_learn(uint64_t object, int known, int value);
  * its length, and whether it holds the ndarray. For one comparison with what Python says, before the classes are learnt. */
 void smpi_array_probe(uint64_t array, uint64_t list, uint64_t *fields);
 
-/* As the operators of coll.h, and SMPI_PARSE for a comm of NULL. Counts and displacements are in elements of the side's datatype, or where that is 0 (None) of the
- * array's dtype; displacements NULL: one run behind the other. */
+/* As the operators of coll.h, and SMPI_PARSE for a comm of NULL. Counts and displacements are in elements of the side's datatype,
+ * or where that is 0 (None) of the array's dtype; displacements NULL: one run behind the other. */
 int smpi_array_barrier(smpi_comm *comm); /* no arrays, but NULL as above */
 int smpi_array_bcast(smpi_comm *comm, uint64_t buffer, int root);
 int smpi_array_reduce(smpi_comm *comm, uint64_t send, uint64_t recv, uint64_t op, int root);

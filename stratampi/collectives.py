@@ -87,7 +87,7 @@ class Collectives(_Base):
     _is_open = False
 
     def _open(self) -> Any:
-        """The runtime's communicator, NULL where there is none. Collective on the handle's first use; later it finds what is there."""
+        """The runtime's communicator, or NULL. Collective on the handle's first use; later it finds what is there."""
         if not self._is_open:
             ctx = self.Get_attr(_attribute())
             if ctx is None:

@@ -32,7 +32,9 @@ static inline void smpi_drain(void)
 static inline void smpi_prefetch_to_write(void *line)
 {
 #if defined(__x86_64__)
-    __asm__ __volatile__("prefetchw %0" : : "m"(*(char *)line));
+    __asm__ __volatile__("prefetchw %0"
+                         :
+                         : "m"(*(char *)line)); /* NOLINT(portability-no-assembler): no builtin emits it */
 #else
     __builtin_prefetch(line, 1);
 #endif
