@@ -28,18 +28,6 @@ static inline void smpi_drain(void)
 #define SMPI_LINE 64
 #define SMPI_LINE_PAIR 128
 
-/* Fetches a line that this rank will write and others have read, so that the write finds it its own. */
-static inline void smpi_prefetch_to_write(void *line)
-{
-#if defined(__x86_64__)
-    __asm__ __volatile__("prefetchw %0"
-                         :
-                         : "m"(*(char *)line)); /* NOLINT(portability-no-assembler): no builtin emits it */
-#else
-    __builtin_prefetch(line, 1);
-#endif
-}
-
 /* Tells the core that this is a spin loop. */
 static inline void smpi_pause(void)
 {

@@ -169,9 +169,7 @@ int smpi_post_line(struct smpi_comm *comm)
     comm->epoch++;
     smpi_write_release(&line->epoch, comm->epoch);
     const size_t offset = offsetof(struct smpi_gate, line) + (comm->epoch % SMPI_LINES) * sizeof(struct smpi_line);
-    const int status = wait_all(comm, offset, comm->epoch);
-    smpi_prefetch_to_write(smpi_next_line(comm));
-    return status;
+    return wait_all(comm, offset, comm->epoch);
 }
 
 int smpi_sync(struct smpi_comm *comm)
