@@ -7,6 +7,7 @@
 enum smpi_status {
     SMPI_OK = 0,
     SMPI_MPI = 1,           /* agreed by all ranks of the communicator: call mpi4py's own method now */
+    SMPI_AGAIN = 3,         /* not complete yet (request.h) */
     SMPI_PARSE = 2,         /* not a case for the short way (array.h); nothing was touched */
     SMPI_ERR_NOMEM = -1,    /* the heap or the system has no memory left */
     SMPI_ERR_ARG = -2,      /* an argument is out of its documented range; nothing was touched */

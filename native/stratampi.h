@@ -10,6 +10,7 @@
 #include "../cdef/world.h"
 #include "../cdef/heap.h"
 #include "../cdef/coll.h"
+#include "../cdef/request.h"
 #include "../cdef/array.h"
 
 #endif

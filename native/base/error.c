@@ -15,6 +15,7 @@ const char *smpi_status_name(int status)
     switch ((enum smpi_status)status) { /* no default: the compiler names a status that is missing here */
     case SMPI_OK: return "SMPI_OK";
     case SMPI_MPI: return "SMPI_MPI";
+    case SMPI_AGAIN: return "SMPI_AGAIN";
     case SMPI_PARSE: return "SMPI_PARSE";
     case SMPI_ERR_NOMEM: return "SMPI_ERR_NOMEM";
     case SMPI_ERR_ARG: return "SMPI_ERR_ARG";

@@ -1,9 +1,6 @@
 /* alltoall.c - Alltoall and Alltoallv: every source has a slice of its own for every destination. */
-#include <stdlib.h>
-
 #include "../memory/shadow.h"
-#include "enter.h"
-#include "move.h"
+#include "request.h"
 #include "payload.h"
 
 static struct smpi_slice slice_of(const struct smpi_comm *comm, int source, int destination)
@@ -15,53 +12,65 @@ static struct smpi_slice slice_of(const struct smpi_comm *comm, int source, int 
                                .bytes = from->count};
 }
 
-static int alltoall(struct smpi_comm *comm, const void *send, size_t send_bytes, void *recv, size_t recv_bytes)
+static void fill(struct smpi_request *request, struct smpi_line *line)
 {
-    const size_t size = (size_t)comm->size;
-    struct smpi_line *line = smpi_begin(comm, SMPI_ALLTOALL);
-    line->count = send_bytes;
-    if (send_bytes != recv_bytes) {
+    struct smpi_comm *comm = request->comm;
+    const size_t total = request->recv_bytes * (size_t)comm->size;
+    const void *send = request->send;
+    line->count = request->send_bytes;
+    if (request->send_bytes != request->recv_bytes) {
         line->flags |= SMPI_FLAG_MISFIT;
     }
-    const int small = smpi_fits_payload(send_bytes * size);
-    if (small) {
-        smpi_put_payload(comm, line, send, send_bytes * size);
-    } else {
-        smpi_publish_send(comm, line, send, send_bytes * size);
-        smpi_publish_recv(comm, line, recv, recv_bytes * size);
-    }
-    smpi_check_alias(line, send, send_bytes * size, recv, recv_bytes * size);
-    int status = smpi_enter(comm);
-    int path = SMPI_PATH_INLINE;
-    if (status == SMPI_OK && !small) {
-        status = smpi_move(comm, slice_of, 0, &path);
-    } else if (status == SMPI_OK && recv_bytes) {
-        for (int rank = 0; rank < comm->size; rank++) {
-            const char *blocks = smpi_payload_of(comm, rank, recv_bytes * size);
-            smpi_copy((char *)recv + (size_t)rank * recv_bytes, blocks + (size_t)comm->rank * recv_bytes, recv_bytes);
+    if (!send) { /* in place: peers write to recv while others still read it, so they read a copy */
+        send = request->scratch = smpi_heap_alloc(comm->world, total, 0);
+        if (!send) {
+            smpi_ask_for_mpi(comm, line, SMPI_WHY_MEMORY);
+            return;
         }
+        smpi_copy(request->scratch, request->recv, total);
     }
-    if (status == SMPI_OK) {
-        smpi_count(comm, SMPI_ALLTOALL, path, send_bytes * size);
+    const size_t bytes = request->send_bytes * (size_t)comm->size;
+    if (smpi_fits_payload(bytes)) {
+        smpi_put_payload(comm, line, send, bytes);
+    } else {
+        smpi_publish_send(comm, line, send, bytes);
+        smpi_publish_recv(comm, line, request->recv, total);
     }
-    return status;
+    smpi_check_alias(line, request->send, bytes, request->recv, total);
+}
+
+static int proceed(struct smpi_request *request)
+{
+    const struct smpi_comm *comm = request->comm;
+    const size_t bytes = request->recv_bytes;
+    const size_t total = bytes * (size_t)comm->size;
+    if (!smpi_fits_payload(total)) {
+        return smpi_move(request, slice_of, 0);
+    }
+    for (int rank = 0; rank < comm->size; rank++) {
+        const char *blocks = smpi_payload_of(comm, rank, total);
+        smpi_copy((char *)request->recv + (size_t)rank * bytes, blocks + (size_t)comm->rank * bytes, bytes);
+    }
+    return SMPI_OK;
+}
+
+void smpi_plan_alltoall(smpi_request *request, const void *send, size_t send_bytes, void *recv, size_t recv_bytes)
+{
+    request->operator_ = SMPI_ALLTOALL;
+    request->fill = fill;
+    request->proceed = proceed;
+    request->send = send;
+    request->recv = recv;
+    request->send_bytes = send ? send_bytes : recv_bytes;
+    request->recv_bytes = recv_bytes;
+    request->passed = request->send_bytes * (size_t)request->comm->size;
 }
 
 int smpi_alltoall(smpi_comm *comm, const void *send, size_t send_bytes, void *recv, size_t recv_bytes)
 {
-    if (send) {
-        return alltoall(comm, send, send_bytes, recv, recv_bytes);
-    }
-    /* In place: peers write to recv while others still read it, so they read a copy. */
-    const size_t bytes = recv_bytes * (size_t)comm->size;
-    void *copy = smpi_heap_alloc(comm->world, bytes, 0);
-    if (!copy) {
-        return smpi_needs_mpi(comm, SMPI_ALLTOALL, 0, SMPI_WHY_MEMORY);
-    }
-    smpi_copy(copy, recv, bytes);
-    const int status = alltoall(comm, copy, recv_bytes, recv, recv_bytes);
-    smpi_heap_free(comm->world, copy);
-    return status;
+    struct smpi_request request = {.comm = comm};
+    smpi_plan_alltoall(&request, send, send_bytes, recv, recv_bytes);
+    return smpi_request_run(&request);
 }
 
 /* The v-form: a rank's slot opens with what it sends to and expects from each peer; if all it sends fits behind that, its bytes are
@@ -152,71 +161,79 @@ static size_t bytes_of(const struct smpi_comm *comm, struct smpi_pieces pieces)
     return bytes;
 }
 
-static int alltoallv(struct smpi_comm *comm, struct smpi_pieces from, struct smpi_pieces to)
+/* In place: what this rank sends is what it holds where it will receive, packed into a copy. 0 without memory. */
+static int pack(struct smpi_request *request)
 {
-    const size_t bytes = bytes_of(comm, from);
-    struct smpi_line *line = smpi_begin(comm, SMPI_ALLTOALLV);
-    line->bytes = bytes;
-    const int with_payload = bytes <= payload_room(comm);
-    put_rows(comm, from, to, with_payload);
-    if (!with_payload) {
-        smpi_publish_send_pieces(comm, line, from);
+    const struct smpi_comm *comm = request->comm;
+    char *copy = smpi_heap_alloc(comm->world, bytes_of(comm, request->to), 0);
+    request->scratch = copy;
+    int64_t *displs = comm->runs + 2 * (ptrdiff_t)comm->size;
+    int64_t at = 0;
+    for (int i = 0; i < comm->size && copy; i++) {
+        displs[i] = at;
+        smpi_copy(copy + at, (const char *)request->to.base + request->to.displs[i], (size_t)request->to.counts[i]);
+        at += request->to.counts[i];
     }
-    smpi_publish_recv_pieces(comm, line, to);
-    smpi_check_alias_pieces(comm, line, from, to);
-    int status = smpi_enter(comm);
-    if (status == SMPI_OK && !counts_agree(comm)) {
+    request->from = (struct smpi_pieces){copy, request->to.counts, displs};
+    return copy != NULL;
+}
+
+static void fill_v(struct smpi_request *request, struct smpi_line *line)
+{
+    struct smpi_comm *comm = request->comm;
+    if (!request->send && !pack(request)) {
+        smpi_ask_for_mpi(comm, line, SMPI_WHY_MEMORY);
+        return;
+    }
+    line->bytes = bytes_of(comm, request->from);
+    const int with_payload = line->bytes <= payload_room(comm);
+    put_rows(comm, request->from, request->to, with_payload);
+    if (!with_payload) {
+        smpi_publish_send_pieces(comm, line, request->from);
+    }
+    smpi_publish_recv_pieces(comm, line, request->to);
+    smpi_check_alias_pieces(comm, line, request->from, request->to);
+}
+
+static int proceed_v(struct smpi_request *request)
+{
+    struct smpi_comm *comm = request->comm;
+    if (!counts_agree(comm)) {
         return smpi_mismatch(comm, "what a rank sends to another must be what that one expects from it");
     }
     int small = 1;
-    for (int rank = 0; rank < comm->size && status == SMPI_OK; rank++) {
+    for (int rank = 0; rank < comm->size; rank++) {
         small &= has_payload(comm, rank);
     }
-    int path = SMPI_PATH_INLINE;
-    if (status == SMPI_OK && !small) {
-        status = smpi_move(comm, slice_of_v, 0, &path);
-    } else if (status == SMPI_OK) {
-        for (int rank = 0; rank < comm->size; rank++) {
-            take_payload(comm, rank, (char *)(uintptr_t)to.base);
-        }
+    if (!small) {
+        return smpi_move(request, slice_of_v, 0);
     }
-    if (status == SMPI_OK) {
-        smpi_count(comm, SMPI_ALLTOALLV, path, bytes);
+    for (int rank = 0; rank < comm->size; rank++) {
+        take_payload(comm, rank, request->recv);
     }
-    return status;
+    return SMPI_OK;
 }
 
-/* In place: what this rank sends is what it holds where it will receive, packed into a copy. */
-static int alltoallv_in_place(struct smpi_comm *comm, struct smpi_pieces to)
+void smpi_plan_alltoallv(smpi_request *request, const void *send, const int64_t *send_counts,
+                         const int64_t *send_displs, void *recv, const int64_t *recv_counts, const int64_t *recv_displs)
 {
-    char *copy = smpi_heap_alloc(comm->world, bytes_of(comm, to), 0);
-    int64_t *displs = calloc((size_t)comm->size, sizeof *displs);
-    int status;
-    if (copy && displs) {
-        int64_t at = 0;
-        for (int i = 0; i < comm->size; i++) {
-            displs[i] = at;
-            if (to.counts[i]) {
-                smpi_copy(copy + at, (const char *)to.base + to.displs[i], (size_t)to.counts[i]);
-            }
-            at += to.counts[i];
-        }
-        status = alltoallv(comm, (struct smpi_pieces){copy, to.counts, displs}, to);
-    } else {
-        status = smpi_needs_mpi(comm, SMPI_ALLTOALLV, 0, SMPI_WHY_MEMORY);
+    request->operator_ = SMPI_ALLTOALLV;
+    request->fill = fill_v;
+    request->proceed = proceed_v;
+    request->send = send;
+    request->recv = recv;
+    request->to = smpi_keep_pieces(request, 0, recv, recv_counts, recv_displs);
+    if (send) {
+        request->from = smpi_keep_pieces(request, 1, send, send_counts, send_displs);
     }
-    free(displs);
-    smpi_heap_free(comm->world, copy);
-    return status;
+    request->passed = bytes_of(request->comm, send ? request->from : request->to);
+    request->why = (size_t)request->comm->size * sizeof(struct row) > SMPI_SLOT_BYTES ? SMPI_WHY_LAYOUT : SMPI_WHY_NOT;
 }
 
 int smpi_alltoallv(smpi_comm *comm, const void *send, const int64_t *send_counts, const int64_t *send_displs,
                    void *recv, const int64_t *recv_counts, const int64_t *recv_displs)
 {
-    const struct smpi_pieces to = {recv, recv_counts, recv_displs};
-    if ((size_t)comm->size * sizeof(struct row) > SMPI_SLOT_BYTES) {
-        return smpi_needs_mpi(comm, SMPI_ALLTOALLV, 0, SMPI_WHY_LAYOUT);
-    }
-    return send ? alltoallv(comm, (struct smpi_pieces){send, send_counts, send_displs}, to)
-                : alltoallv_in_place(comm, to);
+    struct smpi_request request = {.comm = comm};
+    smpi_plan_alltoallv(&request, send, send_counts, send_displs, recv, recv_counts, recv_displs);
+    return smpi_request_run(&request);
 }

@@ -3,41 +3,24 @@
 
 #include "../engine/kernels.h"
 #include "../memory/shadow.h"
-#include "../sync/wait.h"
-#include "enter.h"
+#include "request.h"
 #include "stage.h"
 
 #define BLOCK_BYTES 4096        /* combined at a time: stays in the first-level cache while it is copied to all */
 #define STREAM_BLOCK_BYTES 1024 /* the same past the caches: short, so that reading and writing overlap */
 
-struct combine {
-    struct smpi_comm *comm;
-    const struct smpi_kernels *kernels;
-    smpi_reduce_kernel *reduce;
-    size_t size;         /* bytes of one element */
-    size_t count;        /* elements in all */
-    size_t chunk;        /* elements of one round */
-    size_t round_bytes;  /* of the stages, where they are used */
-    int root;            /* -1: every rank receives */
-    int large;           /* what all touch together does not fit in the cache */
-    int stream;          /* results go past the caches */
-    const char **source; /* [ranks] the byte of element 0 in this round */
-    char **sink;         /* [ranks + 1] */
-    const void **block;  /* [ranks] */
-};
-
-static int receives(const struct combine *c, int rank)
+static int receives(const struct smpi_combine *c, int rank)
 {
     return c->root < 0 || c->root == rank;
 }
 
-static int has(const struct combine *c, int rank, int flag)
+static int has(const struct smpi_combine *c, int rank, int flag)
 {
     return smpi_line_of(c->comm, rank)->flags & flag;
 }
 
 /* The elements of `round` that `rank` combines: whole cache lines as far as possible. */
-static void part_of(const struct combine *c, size_t round, int rank, size_t *from, size_t *to)
+static void part_of(const struct smpi_combine *c, size_t round, int rank, size_t *from, size_t *to)
 {
     const size_t start = round * c->chunk;
     const size_t elements = c->count - start < c->chunk ? c->count - start : c->chunk;
@@ -52,7 +35,7 @@ static void part_of(const struct combine *c, size_t round, int rank, size_t *fro
 }
 
 /* The sources' next block, which lies on pages that the hardware does not read ahead into. */
-static void read_ahead(const struct combine *c, size_t offset, size_t bytes)
+static void read_ahead(const struct smpi_combine *c, size_t offset, size_t bytes)
 {
     for (int rank = 0; rank < c->comm->size; rank++) {
         for (size_t at = 0; at < bytes; at += SMPI_LINE) {
@@ -61,7 +44,7 @@ static void read_ahead(const struct combine *c, size_t offset, size_t bytes)
     }
 }
 
-static void combine_part(const struct combine *c, size_t round)
+static void combine_part(const struct smpi_combine *c, size_t round)
 {
     const struct smpi_comm *comm = c->comm;
     size_t from, to;
@@ -99,31 +82,31 @@ static void combine_part(const struct combine *c, size_t round)
                 read_ahead(c, offset + STREAM_BLOCK_BYTES, STREAM_BLOCK_BYTES);
             }
             c->reduce(scratch, c->block, comm->size, elements);
-            c->kernels->stream_to_all(c->sink, sinks, offset, scratch, elements * c->size);
+            smpi_kernels()->stream_to_all(c->sink, sinks, offset, scratch, elements * c->size);
             continue;
         }
         c->reduce(c->sink[0] + offset, c->block, comm->size, elements);
         for (int i = 1; i < sinks; i++) {
-            c->kernels->copy(c->sink[i] + offset, c->sink[0] + offset, elements * c->size);
+            smpi_kernels()->copy(c->sink[i] + offset, c->sink[0] + offset, elements * c->size);
         }
     }
 }
 
 /* My unregistered source's chunk of `round` to my stage. */
-static void copy_in(const struct combine *c, size_t round)
+static void copy_in(const struct smpi_combine *c, size_t round)
 {
     const struct smpi_comm *comm = c->comm;
     const size_t start = round * c->chunk;
     if (start < c->count && !has(c, comm->rank, SMPI_FLAG_SEND_REGISTERED)) {
         const size_t elements = c->count - start < c->chunk ? c->count - start : c->chunk;
         const char *send = (const char *)(uintptr_t)smpi_line_of(comm, comm->rank)->send;
-        (c->large ? c->kernels->stream : c->kernels->copy)(smpi_stage_in(comm, comm->rank, round, c->round_bytes),
-                                                           send + start * c->size, elements * c->size);
+        (c->large ? smpi_kernels()->stream : smpi_kernels()->copy)(
+            smpi_stage_in(comm, comm->rank, round, c->round_bytes), send + start * c->size, elements * c->size);
     }
 }
 
 /* Every owner's result of `round` to my unregistered receive buffer. */
-static void copy_out(const struct combine *c, size_t round)
+static void copy_out(const struct smpi_combine *c, size_t round)
 {
     const struct smpi_comm *comm = c->comm;
     if (!receives(c, comm->rank) || has(c, comm->rank, SMPI_FLAG_RECV_REGISTERED)) {
@@ -134,43 +117,39 @@ static void copy_out(const struct combine *c, size_t round)
         const int owner = (comm->rank + i) % comm->size;
         size_t from, to;
         part_of(c, round, owner, &from, &to);
-        c->kernels->copy(recv + from * c->size,
-                         smpi_stage_out(comm, owner, round, c->round_bytes) + (from - round * c->chunk) * c->size,
-                         (to - from) * c->size);
+        smpi_kernels()->copy(recv + from * c->size,
+                             smpi_stage_out(comm, owner, round, c->round_bytes) + (from - round * c->chunk) * c->size,
+                             (to - from) * c->size);
     }
 }
 
-static int run(struct combine *c, int staged_sources)
+static int last_round(struct smpi_request *request)
 {
-    const size_t rounds = (c->count + c->chunk - 1) / c->chunk;
-    copy_in(c, 0);
-    for (size_t round = 0; round < rounds; round++) {
-        if (round > 0 || staged_sources) {
-            const int status = smpi_sync(c->comm);
-            if (status) {
-                return status;
-            }
-        }
-        if (round > 0) {
-            copy_out(c, round - 1);
-        }
-        copy_in(c, round + 1);
-        combine_part(c, round);
-    }
-    const int status = smpi_sync(c->comm);
-    if (status == SMPI_OK) {
-        copy_out(c, rounds - 1);
-    }
-    return status;
+    copy_out(&request->combine, request->combine.rounds - 1);
+    return SMPI_OK;
 }
 
-int smpi_combine(struct smpi_comm *comm, int to_all, int *path)
+/* Everybody's stage holds this round, as far as it is needed. */
+static int next_round(struct smpi_request *request)
 {
+    struct smpi_combine *c = &request->combine;
+    if (c->round > 0) {
+        copy_out(c, c->round - 1);
+    }
+    copy_in(c, c->round + 1);
+    combine_part(c, c->round);
+    c->round++;
+    return smpi_sync_then(request, c->round < c->rounds ? next_round : last_round);
+}
+
+int smpi_combine(struct smpi_request *request, int to_all)
+{
+    struct smpi_comm *comm = request->comm;
     const struct smpi_line *mine = smpi_line_of(comm, comm->rank);
     const size_t ranks = (size_t)comm->size;
-    struct combine c = {
+    struct smpi_combine *c = &request->combine;
+    *c = (struct smpi_combine){
         .comm = comm,
-        .kernels = smpi_kernels(),
         .reduce = smpi_kernels()->reduce[mine->type][mine->op],
         .size = smpi_type_size(mine->type),
         .count = mine->count,
@@ -184,18 +163,20 @@ int smpi_combine(struct smpi_comm *comm, int to_all, int *path)
     int staged_sinks = 0;
     int sinks = 0;
     for (int rank = 0; rank < comm->size; rank++) {
-        if (receives(&c, rank)) {
+        if (receives(c, rank)) {
             sinks++;
-            staged_sinks |= !has(&c, rank, SMPI_FLAG_RECV_REGISTERED);
+            staged_sinks |= !has(c, rank, SMPI_FLAG_RECV_REGISTERED);
         }
     }
-    *path = SMPI_PATH_DIRECT;
+    request->path = SMPI_PATH_DIRECT;
     if (staged_sources || staged_sinks) {
-        *path = SMPI_PATH_STAGED;
-        c.round_bytes = smpi_stage_round(comm, c.count * c.size);
-        c.chunk = c.round_bytes / c.size;
+        request->path = SMPI_PATH_STAGED;
+        c->round_bytes = smpi_stage_round(comm, c->count * c->size);
+        c->chunk = c->round_bytes / c->size;
     }
-    c.large = c.count * c.size * (ranks + (size_t)sinks) > comm->world->stream_min;
-    c.stream = c.large && !staged_sinks;
-    return run(&c, staged_sources);
+    c->rounds = (c->count + c->chunk - 1) / c->chunk;
+    c->large = c->count * c->size * (ranks + (size_t)sinks) > comm->world->stream_min;
+    c->stream = c->large && !staged_sinks;
+    copy_in(c, 0);
+    return staged_sources ? smpi_sync_then(request, next_round) : next_round(request);
 }

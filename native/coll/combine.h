@@ -8,10 +8,31 @@
 #ifndef SMPI_COLL_COMBINE_H
 #define SMPI_COLL_COMBINE_H
 
+#include "../engine/kernels.h"
 #include "../sync/comm.h"
 
-/* Called by all ranks after smpi_enter; type, op, count and root from its lines. to_all: every rank receives; otherwise only
- * the root does. Returns when nobody touches this rank's memory any more. *path as in move.h. SMPI_OK, or an error of wait.h. */
-int smpi_combine(struct smpi_comm *comm, int to_all, int *path);
+struct smpi_request;
+
+/* Where it stands between two steps. */
+struct smpi_combine {
+    struct smpi_comm *comm;
+    smpi_reduce_kernel *reduce;
+    size_t size;        /* bytes of one element */
+    size_t count;       /* elements in all */
+    size_t chunk;       /* elements of one round */
+    size_t round_bytes; /* of the stages, where they are used */
+    size_t round, rounds;
+    int root;            /* -1: every rank receives */
+    int large;           /* what all touch together does not fit in the cache */
+    int stream;          /* results go past the caches */
+    const char **source; /* [ranks] the byte of element 0 in this round */
+    char **sink;         /* [ranks + 1] */
+    const void **block;  /* [ranks] */
+};
+
+/* Starts to combine; called by all ranks when they have agreed; type, op, count and root from their lines. to_all: every rank
+ * receives; otherwise only the root does. The operator ends when nobody touches this rank's memory any more. Sets request->path.
+ * Returns as smpi_sync_then. */
+int smpi_combine(struct smpi_request *request, int to_all);
 
 #endif

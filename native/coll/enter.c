@@ -6,7 +6,6 @@
 
 #include "../base/error.h"
 #include "../memory/huge.h"
-#include "../sync/wait.h"
 #include "stage.h"
 
 static void add(_Atomic uint64_t *counter, uint64_t value)
@@ -86,12 +85,8 @@ static int aliased(struct smpi_comm *comm)
                      smpi_operator_name(smpi_line_of(comm, culprit)->operator_), culprit, comm->rank);
 }
 
-int smpi_enter(struct smpi_comm *comm)
+int smpi_agree(struct smpi_comm *comm)
 {
-    const int status = smpi_post_line(comm);
-    if (status) {
-        return status;
-    }
     const struct smpi_line *mine = smpi_line_of(comm, comm->rank);
     const uint64_t signature = signature_of(mine);
     uint64_t differ = 0;
@@ -120,9 +115,7 @@ void smpi_publish_stage(struct smpi_comm *comm, struct smpi_line *line)
 {
     line->stage = (uint64_t)(uintptr_t)smpi_stage_of(comm);
     if (!line->stage) {
-        line->flags |= SMPI_FLAG_NEEDS_MPI;
-        line->why = SMPI_WHY_MEMORY;
-        add(&comm->world->why[SMPI_WHY_MEMORY], 1);
+        smpi_ask_for_mpi(comm, line, SMPI_WHY_MEMORY);
     }
 }
 
@@ -240,14 +233,11 @@ void smpi_count(struct smpi_comm *comm, int operator_, int path, size_t bytes)
     }
 }
 
-int smpi_needs_mpi(smpi_comm *comm, int operator_, int root, int why)
+void smpi_ask_for_mpi(struct smpi_comm *comm, struct smpi_line *line, int why)
 {
-    struct smpi_line *line = smpi_begin(comm, operator_);
-    line->root = root;
-    line->flags = SMPI_FLAG_NEEDS_MPI;
+    line->flags |= SMPI_FLAG_NEEDS_MPI;
     line->why = (uint8_t)why;
     add(&comm->world->why[why], 1);
-    return smpi_enter(comm);
 }
 
 void smpi_stats(const smpi_world *world, uint64_t *calls, uint64_t *bytes, uint64_t *why)

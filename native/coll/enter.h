@@ -1,10 +1,7 @@
 /* enter.h - the first half of every operator: say what I was asked to do, hear what the others were, agree on the path.
  *
- *     struct smpi_line *line = smpi_begin(comm, SMPI_ALLREDUCE);   // my next entry line, signature and flags still empty
- *     … fill type, op, root, count, and payload or addresses …
- *     int status = smpi_enter(comm);                              // SMPI_OK: all agree; anything else is the operator's result
- *
- * smpi_enter compares signature and count. What may differ between ranks (counts of v-operators) the front end compares
+ * Between smpi_begin and posting, the front end fills in type, op, root, count, and payload or addresses. When everybody has
+ * posted, smpi_agree compares signature and count. What may differ between ranks (counts of v-operators) the front end compares
  * afterwards, from the same lines and slots on every rank, and reports with smpi_mismatch: a pure function of what everybody
  * published, so all ranks come to the same result without another word. */
 #ifndef SMPI_COLL_ENTER_H
@@ -12,8 +9,14 @@
 
 #include "../sync/comm.h"
 
+/* This rank's next entry line, signature and flags still empty. */
 struct smpi_line *smpi_begin(struct smpi_comm *comm, int operator_);
-int smpi_enter(struct smpi_comm *comm);
+
+/* SMPI_OK: all agree and the native path does it. Anything else is the operator's result. */
+int smpi_agree(struct smpi_comm *comm);
+
+/* This rank cannot do it natively. */
+void smpi_ask_for_mpi(struct smpi_comm *comm, struct smpi_line *line, int why);
 
 /* A buffer in pieces: piece i is counts[i] bytes at base + displs[i]. */
 struct smpi_pieces {

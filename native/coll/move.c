@@ -3,20 +3,10 @@
 
 #include "../engine/kernels.h"
 #include "../memory/shadow.h"
-#include "../sync/wait.h"
-#include "enter.h"
+#include "request.h"
 #include "stage.h"
 
 #define LINE_MASK (~(size_t)(SMPI_LINE - 1))
-
-struct move {
-    struct smpi_comm *comm;
-    smpi_slice_map *map;
-    int one_block;
-    size_t round_bytes; /* of a source's stage that one staged round takes */
-    size_t chunk;       /* bytes of one slice that travel in one staged round */
-    void (*copy)(void *dst, const void *src, size_t bytes);
-};
 
 static char *here(const struct smpi_comm *comm, int rank, uint64_t address)
 {
@@ -34,7 +24,7 @@ static int is_staged(const struct smpi_comm *comm, int source)
     return !(smpi_line_of(comm, source)->flags & SMPI_FLAG_SEND_REGISTERED);
 }
 
-static size_t total_bytes(const struct move *move)
+static size_t total_bytes(const struct smpi_move *move)
 {
     size_t total = 0;
     for (int destination = 0; destination < move->comm->size; destination++) {
@@ -46,7 +36,7 @@ static size_t total_bytes(const struct move *move)
 }
 
 /* Bytes [from, to) of the row of all slices, destination by destination. */
-static void move_part(const struct move *move, size_t from, size_t to)
+static void move_part(const struct smpi_move *move, size_t from, size_t to)
 {
     const struct smpi_comm *comm = move->comm;
     size_t at = 0;
@@ -66,7 +56,7 @@ static void move_part(const struct move *move, size_t from, size_t to)
 }
 
 /* This rank's share of every block to everybody who gets it, past the caches: every byte is read once. */
-static void spread_shares(const struct move *move)
+static void spread_shares(const struct smpi_move *move)
 {
     const struct smpi_comm *comm = move->comm;
     char **sinks = (char **)(void *)comm->pointers;
@@ -92,7 +82,7 @@ static void spread_shares(const struct move *move)
 }
 
 /* What this rank receives from sources it can read: registered ones and itself. */
-static void pull_direct(const struct move *move)
+static void pull_direct(const struct smpi_move *move)
 {
     const struct smpi_comm *comm = move->comm;
     for (int i = 0; i < comm->size; i++) {
@@ -105,7 +95,7 @@ static void pull_direct(const struct move *move)
 }
 
 /* The longest slice that has to be staged. */
-static size_t longest_staged(const struct move *move)
+static size_t longest_staged(const struct smpi_move *move)
 {
     size_t longest = 0;
     for (int source = 0; source < move->comm->size; source++) {
@@ -118,7 +108,7 @@ static size_t longest_staged(const struct move *move)
 }
 
 /* Where the source's stage has what goes to destination in this round. */
-static char *stage_for(const struct move *move, int source, int destination, size_t round)
+static char *stage_for(const struct smpi_move *move, int source, int destination, size_t round)
 {
     char *stage = smpi_stage_in(move->comm, source, round, move->round_bytes);
     const int place = destination - (destination > source); /* nothing is staged for the source itself */
@@ -126,13 +116,13 @@ static char *stage_for(const struct move *move, int source, int destination, siz
 }
 
 /* The chunk of a slice that travels in `round`: its offset is round * chunk; 0 bytes when the slice is shorter. */
-static size_t chunk_bytes(const struct move *move, size_t bytes, size_t round)
+static size_t chunk_bytes(const struct smpi_move *move, size_t bytes, size_t round)
 {
     const size_t at = round * move->chunk;
     return at >= bytes ? 0 : bytes - at < move->chunk ? bytes - at : move->chunk;
 }
 
-static void copy_in(const struct move *move, size_t round)
+static void copy_in(const struct smpi_move *move, size_t round)
 {
     const struct smpi_comm *comm = move->comm;
     if (!is_staged(comm, comm->rank)) {
@@ -151,7 +141,7 @@ static void copy_in(const struct move *move, size_t round)
     }
 }
 
-static void pull_staged(const struct move *move, size_t round)
+static void pull_staged(const struct smpi_move *move, size_t round)
 {
     const struct smpi_comm *comm = move->comm;
     for (int i = 1; i < comm->size; i++) {
@@ -165,39 +155,48 @@ static void pull_staged(const struct move *move, size_t round)
     }
 }
 
-int smpi_move(struct smpi_comm *comm, smpi_slice_map *map, int one_block, int *path)
+static int last_round(struct smpi_request *request)
 {
-    struct move move = {.comm = comm, .map = map, .one_block = one_block};
-    const size_t total = total_bytes(&move);
+    pull_direct(&request->move);
+    return smpi_sync_then(request, smpi_request_done);
+}
+
+/* Everybody's stage holds this round. */
+static int next_round(struct smpi_request *request)
+{
+    struct smpi_move *move = &request->move;
+    copy_in(move, move->round + 1);
+    pull_staged(move, move->round);
+    move->round++;
+    return move->round < move->rounds ? smpi_sync_then(request, next_round) : last_round(request);
+}
+
+int smpi_move(struct smpi_request *request, smpi_slice_map *map, int one_block)
+{
+    struct smpi_comm *comm = request->comm;
+    struct smpi_move *move = &request->move;
+    *move = (struct smpi_move){.comm = comm, .map = map, .one_block = one_block};
+    const size_t total = total_bytes(move);
     const int stream = 2 * total > comm->world->stream_min;
-    move.copy = stream ? smpi_kernels()->stream : smpi_kernels()->copy;
+    move->copy = stream ? smpi_kernels()->stream : smpi_kernels()->copy;
 
     if (smpi_all_have(comm, SMPI_FLAG_SEND_REGISTERED) && smpi_all_have(comm, SMPI_FLAG_RECV_REGISTERED)) {
-        *path = SMPI_PATH_DIRECT;
+        request->path = SMPI_PATH_DIRECT;
         if (stream && one_block) {
-            spread_shares(&move);
-            return smpi_sync(comm);
+            spread_shares(move);
+        } else {
+            const size_t share = total / (size_t)comm->size;
+            const size_t from = share * (size_t)comm->rank;
+            move_part(move, from, comm->rank == comm->size - 1 ? total : from + share);
         }
-        const size_t share = total / (size_t)comm->size;
-        const size_t from = comm->rank == 0 ? 0 : share * (size_t)comm->rank;
-        move_part(&move, from, comm->rank == comm->size - 1 ? total : from + share);
-        return smpi_sync(comm);
+        return smpi_sync_then(request, smpi_request_done);
     }
-    const size_t longest = longest_staged(&move);
+    const size_t longest = longest_staged(move);
     const size_t slices = one_block || comm->size < 2 ? 1 : (size_t)comm->size - 1; /* of one source in one round */
-    move.round_bytes = smpi_stage_round(comm, longest * slices);
-    move.chunk = one_block ? move.round_bytes : move.round_bytes / slices & LINE_MASK;
-    const size_t rounds = (longest + move.chunk - 1) / move.chunk;
-    *path = rounds ? SMPI_PATH_STAGED : SMPI_PATH_DIRECT;
-    copy_in(&move, 0);
-    for (size_t round = 0; round < rounds; round++) {
-        const int status = smpi_sync(comm);
-        if (status) {
-            return status;
-        }
-        copy_in(&move, round + 1);
-        pull_staged(&move, round);
-    }
-    pull_direct(&move);
-    return smpi_sync(comm);
+    move->round_bytes = smpi_stage_round(comm, longest * slices);
+    move->chunk = one_block ? move->round_bytes : move->round_bytes / slices & LINE_MASK;
+    move->rounds = (longest + move->chunk - 1) / move->chunk;
+    request->path = move->rounds ? SMPI_PATH_STAGED : SMPI_PATH_DIRECT;
+    copy_in(move, 0);
+    return move->rounds ? smpi_sync_then(request, next_round) : last_round(request);
 }

@@ -14,6 +14,8 @@
 
 #include "../sync/comm.h"
 
+struct smpi_request;
+
 /* Addresses as source and destination rank say them. */
 struct smpi_slice {
     uint64_t src, dst;
@@ -22,9 +24,20 @@ struct smpi_slice {
 
 typedef struct smpi_slice smpi_slice_map(const struct smpi_comm *comm, int source, int destination);
 
-/* Moves all slices and waits until nobody touches this rank's memory any more. Called by all ranks after smpi_enter, with the flags
- * and stages published as enter.h says. one_block: every destination gets the same bytes from a source (Bcast, Allgather).
- * *path says whether it went direct or staged. SMPI_OK, or an error of wait.h. */
-int smpi_move(struct smpi_comm *comm, smpi_slice_map *map, int one_block, int *path);
+/* Where it stands between two steps. */
+struct smpi_move {
+    struct smpi_comm *comm;
+    smpi_slice_map *map;
+    int one_block;
+    size_t round, rounds;
+    size_t round_bytes; /* of a source's stage that one staged round takes */
+    size_t chunk;       /* bytes of one slice that travel in one staged round */
+    void (*copy)(void *dst, const void *src, size_t bytes);
+};
+
+/* Starts to move all slices; the operator ends when nobody touches this rank's memory any more. Called by all ranks when they have
+ * agreed, with the flags and stages published as enter.h says. one_block: every destination gets the same bytes from a source
+ * (Bcast, Allgather). Sets request->path to direct or staged. SMPI_AGAIN, as smpi_sync_then. */
+int smpi_move(struct smpi_request *request, smpi_slice_map *map, int one_block);
 
 #endif

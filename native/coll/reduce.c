@@ -2,66 +2,95 @@
  *
  * Both combine in rank order, so every rank that computes a result computes the same bits. */
 #include "../engine/kernels.h"
-#include "combine.h"
-#include "enter.h"
+#include "request.h"
 #include "payload.h"
 
-static void combine_payloads(const struct smpi_comm *comm, void *recv, size_t count, int type, int op)
+static int receives(const struct smpi_request *request)
 {
-    const void **sources = (const void **)comm->pointers;
-    const size_t bytes = count * smpi_type_size(type);
-    for (int rank = 0; rank < comm->size; rank++) {
-        sources[rank] = smpi_payload_of(comm, rank, bytes);
-    }
-    smpi_kernels()->reduce[type][op](recv, sources, comm->size, count);
+    return request->operator_ == SMPI_ALLREDUCE || request->comm->rank == request->root;
 }
 
-/* receives: recv is significant on this rank. */
-static int reduce(struct smpi_comm *comm, int operator_, const void *send, void *recv, size_t count, int type, int op,
-                  int root, int receives)
+static size_t bytes_of(const struct smpi_request *request)
 {
-    if (!smpi_op_is_legal(type, op)) {
-        return smpi_needs_mpi(comm, operator_, root, SMPI_WHY_OP);
-    }
-    const size_t bytes = count * smpi_type_size(type);
-    const void *source = send ? send : recv;
-    struct smpi_line *line = smpi_begin(comm, operator_);
-    line->type = (uint8_t)type;
-    line->op = (uint8_t)op;
-    line->root = root;
-    line->count = count;
+    return request->count * smpi_type_size(request->type);
+}
+
+static void fill(struct smpi_request *request, struct smpi_line *line)
+{
+    const size_t bytes = bytes_of(request);
+    const void *source = request->send ? request->send : request->recv;
+    line->type = (uint8_t)request->type;
+    line->op = (uint8_t)request->op;
+    line->count = request->count;
     if (smpi_fits_payload(bytes)) {
-        smpi_put_payload(comm, line, source, bytes);
+        smpi_put_payload(request->comm, line, source, bytes);
     } else {
-        smpi_publish_send(comm, line, source, bytes);
-        smpi_publish_recv(comm, line, recv, receives ? bytes : 0);
-        smpi_publish_stage(comm, line); /* this rank's part may go to somebody's unregistered memory */
+        smpi_publish_send(request->comm, line, source, bytes);
+        smpi_publish_recv(request->comm, line, request->recv, receives(request) ? bytes : 0);
+        smpi_publish_stage(request->comm, line); /* this rank's part may go to somebody's unregistered memory */
     }
-    if (receives) {
-        smpi_check_alias(line, send, bytes, recv, bytes);
+    if (receives(request)) {
+        smpi_check_alias(line, request->send, bytes, request->recv, bytes);
     }
-    int status = smpi_enter(comm);
-    int path = SMPI_PATH_INLINE;
-    if (status == SMPI_OK && !smpi_fits_payload(bytes)) {
-        status = smpi_combine(comm, operator_ == SMPI_ALLREDUCE, &path);
-    } else if (status == SMPI_OK && receives && count) {
-        combine_payloads(comm, recv, count, type, op);
-    }
-    if (status == SMPI_OK) {
-        smpi_count(comm, operator_, path, bytes);
-    }
-    return status;
 }
 
-int smpi_reduce(smpi_comm *comm, const void *send, void *recv, size_t count, int type, int op, int root)
+static int proceed(struct smpi_request *request)
 {
-    if (root < 0 || root >= comm->size || (!send && comm->rank != root)) {
-        return smpi_needs_mpi(comm, SMPI_REDUCE, root, SMPI_WHY_LAYOUT); /* MPI names the error */
+    const struct smpi_comm *comm = request->comm;
+    const size_t bytes = bytes_of(request);
+    if (!smpi_fits_payload(bytes)) {
+        return smpi_combine(request, request->operator_ == SMPI_ALLREDUCE);
     }
-    return reduce(comm, SMPI_REDUCE, send, recv, count, type, op, root, comm->rank == root);
+    if (receives(request) && request->count) {
+        const void **sources = (const void **)comm->pointers;
+        for (int rank = 0; rank < comm->size; rank++) {
+            sources[rank] = smpi_payload_of(comm, rank, bytes);
+        }
+        smpi_kernels()->reduce[request->type][request->op](request->recv, sources, comm->size, request->count);
+    }
+    return SMPI_OK;
 }
 
-int smpi_allreduce(smpi_comm *comm, const void *send, void *recv, size_t count, int type, int op)
+static void plan(smpi_request *request, int operator_, const void *send, void *recv, size_t count, int type,
+                 int reduction, int root)
 {
-    return reduce(comm, SMPI_ALLREDUCE, send, recv, count, type, op, 0, 1);
+    request->operator_ = operator_;
+    request->fill = fill;
+    request->proceed = proceed;
+    request->root = root;
+    request->send = send;
+    request->recv = recv;
+    request->count = count;
+    request->type = type;
+    request->op = reduction;
+    request->passed = bytes_of(request);
+    request->why = smpi_op_is_legal(type, reduction) ? SMPI_WHY_NOT : SMPI_WHY_OP;
+}
+
+void smpi_plan_reduce(smpi_request *request, const void *send, void *recv, size_t count, int type, int reduction,
+                      int root)
+{
+    plan(request, SMPI_REDUCE, send, recv, count, type, reduction, root);
+    if (root < 0 || root >= request->comm->size || (!send && request->comm->rank != root)) {
+        request->why = SMPI_WHY_LAYOUT; /* MPI names the error */
+    }
+}
+
+void smpi_plan_allreduce(smpi_request *request, const void *send, void *recv, size_t count, int type, int reduction)
+{
+    plan(request, SMPI_ALLREDUCE, send, recv, count, type, reduction, 0);
+}
+
+int smpi_reduce(smpi_comm *comm, const void *send, void *recv, size_t count, int type, int reduction, int root)
+{
+    struct smpi_request request = {.comm = comm};
+    smpi_plan_reduce(&request, send, recv, count, type, reduction, root);
+    return smpi_request_run(&request);
+}
+
+int smpi_allreduce(smpi_comm *comm, const void *send, void *recv, size_t count, int type, int reduction)
+{
+    struct smpi_request request = {.comm = comm};
+    smpi_plan_allreduce(&request, send, recv, count, type, reduction);
+    return smpi_request_run(&request);
 }

@@ -16,6 +16,8 @@ struct smpi_comm {
     int64_t *runs;                /* [4 size] scratch for one operator's counts and displacements, in bytes */
     uint64_t epoch;               /* of the last operator entered */
     uint64_t phase;               /* of the last synchronisation inside operators */
+    size_t awaited;               /* offset in a gate of the word that all ranks must bring to … */
+    uint64_t awaited_value;       /* … this value before this rank goes on */
     int64_t spin_ns;              /* how long to spin before sleeping */
     int crowded;                  /* ranks outnumber cores: let others run at once */
     int revoked;                  /* an operator was given up in the middle; nothing works any more */

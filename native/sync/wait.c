@@ -18,7 +18,6 @@
 #include "../base/error.h"
 
 #define HOOK_INTERVAL_NS 1000000
-#define EAGER_SPINS 100 /* without a pause: half a microsecond, when the peer is just writing */
 #define SPINS_PER_CLOCK 64
 #define YIELDS 4
 
@@ -73,6 +72,13 @@ static int give_up(struct smpi_comm *comm, int status)
     return status;
 }
 
+static int revoked(struct smpi_comm *comm, int culprit)
+{
+    return smpi_fail(give_up(comm, SMPI_ERR_REVOKED),
+                     "rank %d gave up in the middle of operator %llu of this communicator", culprit,
+                     (unsigned long long)comm->epoch);
+}
+
 /* Everybody is here: let those run who went to sleep before the last came. */
 static void wake_sleepers(struct smpi_comm *comm)
 {
@@ -101,9 +107,7 @@ static int sleep_until(struct smpi_comm *comm, size_t offset, uint64_t value, in
         const int culprit = revoked_by(comm);
         if (culprit >= 0) {
             smpi_write_relaxed(asleep, 0);
-            return smpi_fail(give_up(comm, SMPI_ERR_REVOKED),
-                             "rank %d gave up in the middle of operator %llu of this communicator", culprit,
-                             (unsigned long long)comm->epoch);
+            return revoked(comm, culprit);
         }
         int64_t now = now_ns();
         if (now < hook_at) {
@@ -124,8 +128,10 @@ static int sleep_until(struct smpi_comm *comm, size_t offset, uint64_t value, in
     return SMPI_OK;
 }
 
-static int wait_all(struct smpi_comm *comm, size_t offset, uint64_t value)
+int smpi_wait(struct smpi_comm *comm)
 {
+    const size_t offset = comm->awaited;
+    const uint64_t value = comm->awaited_value;
     int missing = first_missing(comm, offset, value, 0);
     if (missing < comm->size && comm->crowded) {
         /* Cheaper than sleeping when the missing ranks only need this core for a moment. */
@@ -135,9 +141,6 @@ static int wait_all(struct smpi_comm *comm, size_t offset, uint64_t value)
         }
     }
     if (missing < comm->size && comm->spin_ns) {
-        for (int i = 0; i < EAGER_SPINS && missing < comm->size; i++) {
-            missing = first_missing(comm, offset, value, missing);
-        }
         int64_t until = 0;
         do {
             for (int i = 0; i < SPINS_PER_CLOCK && missing < comm->size; i++) {
@@ -159,23 +162,38 @@ static int wait_all(struct smpi_comm *comm, size_t offset, uint64_t value)
     return SMPI_OK;
 }
 
-int smpi_post_line(struct smpi_comm *comm)
+int smpi_poll(struct smpi_comm *comm)
 {
-    if (comm->revoked) {
-        return smpi_fail(SMPI_ERR_REVOKED, "this communicator was revoked: operator %llu was given up in the middle",
-                         (unsigned long long)comm->epoch);
+    if (first_missing(comm, comm->awaited, comm->awaited_value, 0) < comm->size) {
+        const int culprit = revoked_by(comm);
+        return culprit < 0 ? SMPI_AGAIN : revoked(comm, culprit);
     }
-    struct smpi_line *line = smpi_next_line(comm);
-    comm->epoch++;
-    smpi_write_release(&line->epoch, comm->epoch);
-    const size_t offset = offsetof(struct smpi_gate, line) + (comm->epoch % SMPI_LINES) * sizeof(struct smpi_line);
-    return wait_all(comm, offset, comm->epoch);
+    wake_sleepers(comm);
+    return SMPI_OK;
 }
 
-int smpi_sync(struct smpi_comm *comm)
+int smpi_may_enter(const struct smpi_comm *comm)
+{
+    return comm->revoked
+               ? smpi_fail(SMPI_ERR_REVOKED, "this communicator was revoked: operator %llu was given up in the middle",
+                           (unsigned long long)comm->epoch)
+               : SMPI_OK;
+}
+
+void smpi_post_line(struct smpi_comm *comm)
+{
+    struct smpi_line *line = smpi_next_line(comm);
+    comm->epoch++;
+    comm->awaited = offsetof(struct smpi_gate, line) + (comm->epoch % SMPI_LINES) * sizeof(struct smpi_line);
+    comm->awaited_value = comm->epoch;
+    smpi_write_release(&line->epoch, comm->epoch);
+}
+
+void smpi_post_phase(struct smpi_comm *comm)
 {
     comm->phase++;
+    comm->awaited = offsetof(struct smpi_gate, phase);
+    comm->awaited_value = comm->phase;
     smpi_drain();
     smpi_write_release(&comm->gate[comm->rank]->phase, comm->phase);
-    return wait_all(comm, offsetof(struct smpi_gate, phase), comm->phase);
 }

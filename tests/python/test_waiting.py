@@ -25,7 +25,7 @@ def say(*words):
 INTERRUPTED = (
     SAY
     + """
-import os, signal, threading, time
+import os, signal, threading
 import numpy as np
 from stratampi import MPI
 comm = MPI.COMM_WORLD
@@ -37,13 +37,14 @@ if comm.rank == 0:
         say("not interrupted")
     except KeyboardInterrupt:
         say("KeyboardInterrupt")
+    comm.send("given up", 1)
     try:
         comm.Barrier()
         say("goes on")
     except MPI.Exception as error:
         say(error.Get_error_class() == MPI.ERR_COMM, error)
 else:
-    time.sleep(1.0)
+    comm.recv(source=0)  # not a sleep: on a busy machine none is long enough
     try:
         comm.{call}  # all entries are there, so a small operator is complete; the next one cannot be
         comm.Barrier()
@@ -86,9 +87,16 @@ ENDLESS_PLAIN = (
 
 
 def descendants(pid: int) -> list[int]:
-    children = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False)
-    found = [int(word) for word in children.stdout.split()]
-    return found + [pid for child in found for pid in descendants(child)]
+    """Its children, theirs, and so on; from /proc, as not every machine has a `ps`."""
+    tree: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended
+            parent = stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[1]
+            tree.setdefault(int(parent), []).append(int(stat.parent.name))
+    found = list(tree.get(pid, []))
+    for child in found:  # grows as it goes
+        found += tree.get(child, [])
+    return found
 
 
 def named_files(pid: int) -> set[Path]:
