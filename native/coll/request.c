@@ -143,6 +143,7 @@ void smpi_plan_mpi(smpi_request *request, int operator_, int root, int why)
     request->operator_ = operator_;
     request->root = root;
     request->why = why;
+    request->proceed = smpi_request_done; /* never: smpi_agree says SMPI_MPI */
 }
 
 int smpi_needs_mpi(smpi_comm *comm, int operator_, int root, int why)
