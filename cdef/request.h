@@ -18,8 +18,8 @@ void smpi_request_free(smpi_request *request);        /* not between start and t
 void smpi_plan_mpi(smpi_request *request, int operator_, int root, int why); /* as smpi_needs_mpi */
 void smpi_plan_barrier(smpi_request *request);
 void smpi_plan_bcast(smpi_request *request, void *buffer, size_t bytes, int root);
-void smpi_plan_reduce(smpi_request *request, const void *send, void *recv, size_t count, int type, int reduction, int root);
-void smpi_plan_allreduce(smpi_request *request, const void *send, void *recv, size_t count, int type, int reduction);
+void smpi_plan_reduce(smpi_request *request, const void *send, void *recv, size_t count, int type, int op, int root);
+void smpi_plan_allreduce(smpi_request *request, const void *send, void *recv, size_t count, int type, int op);
 void smpi_plan_allgather(smpi_request *request, const void *send, size_t send_bytes, void *recv, size_t recv_bytes);
 void smpi_plan_allgatherv(smpi_request *request, const void *send, size_t send_bytes, void *recv, const int64_t *counts, const
 int64_t *displs); void smpi_plan_alltoall(smpi_request *request, const void *send, size_t send_bytes, void *recv, size_t

@@ -51,8 +51,8 @@ static int proceed(struct smpi_request *request)
     return SMPI_OK;
 }
 
-static void plan(smpi_request *request, int operator_, const void *send, void *recv, size_t count, int type,
-                 int reduction, int root)
+static void plan(smpi_request *request, int operator_, const void *send, void *recv, size_t count, int type, int op,
+                 int root)
 {
     request->operator_ = operator_;
     request->fill = fill;
@@ -62,35 +62,34 @@ static void plan(smpi_request *request, int operator_, const void *send, void *r
     request->recv = recv;
     request->count = count;
     request->type = type;
-    request->op = reduction;
+    request->op = op;
     request->passed = bytes_of(request);
-    request->why = smpi_op_is_legal(type, reduction) ? SMPI_WHY_NOT : SMPI_WHY_OP;
+    request->why = smpi_op_is_legal(type, op) ? SMPI_WHY_NOT : SMPI_WHY_OP;
 }
 
-void smpi_plan_reduce(smpi_request *request, const void *send, void *recv, size_t count, int type, int reduction,
-                      int root)
+void smpi_plan_reduce(smpi_request *request, const void *send, void *recv, size_t count, int type, int op, int root)
 {
-    plan(request, SMPI_REDUCE, send, recv, count, type, reduction, root);
+    plan(request, SMPI_REDUCE, send, recv, count, type, op, root);
     if (root < 0 || root >= request->comm->size || (!send && request->comm->rank != root)) {
         request->why = SMPI_WHY_LAYOUT; /* MPI names the error */
     }
 }
 
-void smpi_plan_allreduce(smpi_request *request, const void *send, void *recv, size_t count, int type, int reduction)
+void smpi_plan_allreduce(smpi_request *request, const void *send, void *recv, size_t count, int type, int op)
 {
-    plan(request, SMPI_ALLREDUCE, send, recv, count, type, reduction, 0);
+    plan(request, SMPI_ALLREDUCE, send, recv, count, type, op, 0);
 }
 
-int smpi_reduce(smpi_comm *comm, const void *send, void *recv, size_t count, int type, int reduction, int root)
+int smpi_reduce(smpi_comm *comm, const void *send, void *recv, size_t count, int type, int op, int root)
 {
     struct smpi_request request = {.comm = comm};
-    smpi_plan_reduce(&request, send, recv, count, type, reduction, root);
+    smpi_plan_reduce(&request, send, recv, count, type, op, root);
     return smpi_request_run(&request);
 }
 
-int smpi_allreduce(smpi_comm *comm, const void *send, void *recv, size_t count, int type, int reduction)
+int smpi_allreduce(smpi_comm *comm, const void *send, void *recv, size_t count, int type, int op)
 {
     struct smpi_request request = {.comm = comm};
-    smpi_plan_allreduce(&request, send, recv, count, type, reduction);
+    smpi_plan_allreduce(&request, send, recv, count, type, op);
     return smpi_request_run(&request);
 }
