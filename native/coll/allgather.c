@@ -166,7 +166,9 @@ void smpi_plan_allgatherv(smpi_request *request, const void *send, size_t send_b
     request->send = send ? send : own_of_v(request);
     request->send_bytes = request->send == own_of_v(request) ? (size_t)counts[request->comm->rank] : send_bytes;
     request->passed = request->send_bytes;
-    request->why = (size_t)request->comm->size * sizeof *displs > SMPI_SLOT_BYTES ? SMPI_WHY_LAYOUT : SMPI_WHY_NOT;
+    if ((size_t)request->comm->size * sizeof *displs > SMPI_SLOT_BYTES) {
+        smpi_plan_mpi(request, SMPI_ALLGATHERV, 0, SMPI_WHY_LAYOUT);
+    }
 }
 
 int smpi_allgatherv(smpi_comm *comm, const void *send, size_t send_bytes, void *recv, const int64_t *counts,

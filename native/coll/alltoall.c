@@ -227,7 +227,9 @@ void smpi_plan_alltoallv(smpi_request *request, const void *send, const int64_t 
         request->from = smpi_keep_pieces(request, 1, send, send_counts, send_displs);
     }
     request->passed = bytes_of(request->comm, send ? request->from : request->to);
-    request->why = (size_t)request->comm->size * sizeof(struct row) > SMPI_SLOT_BYTES ? SMPI_WHY_LAYOUT : SMPI_WHY_NOT;
+    if ((size_t)request->comm->size * sizeof(struct row) > SMPI_SLOT_BYTES) {
+        smpi_plan_mpi(request, SMPI_ALLTOALLV, 0, SMPI_WHY_LAYOUT);
+    }
 }
 
 int smpi_alltoallv(smpi_comm *comm, const void *send, const int64_t *send_counts, const int64_t *send_displs,

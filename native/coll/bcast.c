@@ -47,7 +47,9 @@ void smpi_plan_bcast(smpi_request *request, void *buffer, size_t bytes, int root
     request->root = root;
     request->recv = buffer;
     request->recv_bytes = request->passed = bytes;
-    request->why = root < 0 || root >= request->comm->size ? SMPI_WHY_LAYOUT : SMPI_WHY_NOT; /* MPI names the error */
+    if (root < 0 || root >= request->comm->size) {
+        smpi_plan_mpi(request, SMPI_BCAST, root, SMPI_WHY_LAYOUT); /* MPI names the error */
+    }
 }
 
 int smpi_bcast(smpi_comm *comm, void *buffer, size_t bytes, int root)

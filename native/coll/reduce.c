@@ -64,14 +64,16 @@ static void plan(smpi_request *request, int operator_, const void *send, void *r
     request->type = type;
     request->op = op;
     request->passed = bytes_of(request);
-    request->why = smpi_op_is_legal(type, op) ? SMPI_WHY_NOT : SMPI_WHY_OP;
+    if (!smpi_op_is_legal(type, op)) {
+        smpi_plan_mpi(request, operator_, root, SMPI_WHY_OP);
+    }
 }
 
 void smpi_plan_reduce(smpi_request *request, const void *send, void *recv, size_t count, int type, int op, int root)
 {
     plan(request, SMPI_REDUCE, send, recv, count, type, op, root);
     if (root < 0 || root >= request->comm->size || (!send && request->comm->rank != root)) {
-        request->why = SMPI_WHY_LAYOUT; /* MPI names the error */
+        smpi_plan_mpi(request, SMPI_REDUCE, root, SMPI_WHY_LAYOUT); /* MPI names the error */
     }
 }
 

@@ -49,11 +49,7 @@ static int start(struct smpi_request *request)
     }
     struct smpi_line *line = smpi_begin(comm, request->operator_);
     line->root = request->root;
-    if (request->why) {
-        smpi_ask_for_mpi(comm, line, request->why);
-    } else {
-        request->fill(request, line);
-    }
+    request->fill(request, line);
     request->path = SMPI_PATH_INLINE;
     request->next = agree;
     smpi_post_line(comm);
@@ -138,12 +134,18 @@ int smpi_request_wait(smpi_request *request)
     return request->status;
 }
 
+static void ask(struct smpi_request *request, struct smpi_line *line)
+{
+    smpi_ask_for_mpi(request->comm, line, request->why);
+}
+
 void smpi_plan_mpi(smpi_request *request, int operator_, int root, int why)
 {
     request->operator_ = operator_;
+    request->fill = ask;
+    request->proceed = smpi_request_done; /* never: smpi_agree says SMPI_MPI */
     request->root = root;
     request->why = why;
-    request->proceed = smpi_request_done; /* never: smpi_agree says SMPI_MPI */
 }
 
 int smpi_needs_mpi(smpi_comm *comm, int operator_, int root, int why)
