@@ -28,7 +28,9 @@ recv_bytes); void smpi_plan_alltoallv(smpi_request *request, const void *send, c
                          const int64_t *recv_counts, const int64_t *recv_displs);
 
 /* start: SMPI_OK, or SMPI_ERR_REVOKED. test: SMPI_AGAIN while it is under way, then the operator's result, again and again; does
- * what this rank can do without waiting. wait: blocks until the result is there. */
+ * what this rank can do without waiting. wait: the same after up to `us` microseconds (without limit where negative), in
+ * which it spins, then sleeps; the wait hook is not called. */
 int smpi_request_start(smpi_request *request);
 int smpi_request_test(smpi_request *request);
-int smpi_request_wait(smpi_request *request);
+uint64_t smpi_request_steps(const smpi_request *request); /* counts what test and wait have done, to see whether something moves */
+int smpi_request_wait(smpi_request *request, int64_t us);

@@ -24,6 +24,7 @@ from . import buffers
 from ._native import ffi, lib
 from .buffers import Unsupported, runs
 from .errors import check
+from .requests import Line
 from .world import world
 
 # What each rank tells the others when a communicator is opened: the supernode's token, its rank there, its gate's address.
@@ -42,34 +43,64 @@ def _close(_handle: MPI.Comm, _keyval: int, ctx: Any) -> None:
         lib.smpi_comm_close(ctx)
 
 
-_keyval = MPI.KEYVAL_INVALID
+_keyvals: list[int] = []
 
 
-def _attribute() -> int:
-    """The MPI attribute key (MPI 5.1, section 7.7) under which the runtime's communicator hangs; not copied by Dup."""
-    global _keyval
-    if _keyval == MPI.KEYVAL_INVALID:
-        _keyval = MPI.Comm.Create_keyval(None, _close)
-    return _keyval
+def _attribute(which: int) -> int:
+    """The MPI attribute keys (MPI 5.1, section 7.7) of the runtime's communicator and of the line of requests. Not copied by Dup."""
+    if not _keyvals:
+        _keyvals.extend((MPI.Comm.Create_keyval(None, _close), MPI.Comm.Create_keyval()))
+    return _keyvals[which]
 
 
-def _new_context(comm: MPI.Comm) -> Any:
-    """Collective: the runtime's communicator over `comm`'s ranks, or NULL if they are not all members of one started supernode."""
-    size = comm.Get_size()
+_CTX, _LINE = 0, 1
+
+
+def _card(comm: MPI.Comm) -> tuple[Any, bytes]:
+    """A new runtime communicator over `comm`'s ranks, not open yet, NULL if it cannot be; and this rank's card. Local."""
     here = world()
-    ctx = lib.smpi_comm_new(here.ptr, comm.Get_rank(), size) if here.ready else ffi.NULL
-    mine = _CARD.pack(here.token if ctx else _NO_TOKEN, here.rank, lib.smpi_comm_gate(ctx) if ctx else 0)
-    everyone = bytearray(_CARD.size * size)
-    MPI.Comm.Allgather(comm, mine, everyone)
+    ctx = lib.smpi_comm_new(here.ptr, comm.Get_rank(), comm.Get_size()) if here.ready else ffi.NULL
+    return ctx, _CARD.pack(here.token if ctx else _NO_TOKEN, here.rank, lib.smpi_comm_gate(ctx) if ctx else 0)
+
+
+def _with_cards(ctx: Any, everyone: bytearray) -> Any:
+    """Opens it with what all told; NULL on all ranks if they are not all members of one started supernode. Local."""
     tokens, members, gates = zip(*_CARD.iter_unpack(everyone), strict=True)
     if tokens[0] != _NO_TOKEN and len(set(tokens)) == 1:
         check(lib.smpi_comm_open(ctx, ffi.new("int32_t[]", members), ffi.new("uint64_t[]", gates)))
         return ctx
-    _close(comm, 0, ctx)
+    if ctx:
+        lib.smpi_comm_close(ctx)
     return ffi.NULL
 
 
+def _new_context(comm: MPI.Comm) -> Any:
+    """Collective: the runtime's communicator over `comm`'s ranks, or NULL."""
+    ctx, mine = _card(comm)
+    everyone = bytearray(_CARD.size * comm.Get_size())
+    MPI.Comm.Allgather(comm, mine, everyone)
+    return _with_cards(ctx, everyone)
+
+
+def _opening(comm: MPI.Comm) -> Callable[[], tuple[Any, MPI.Comm] | None]:
+    """Collective, but waits for nobody: begins to make what a line of requests needs; the callable says when it is there."""
+    plain = MPI.Intracomm(comm)
+    ctx, mine = _card(comm)
+    everyone = bytearray(_CARD.size * comm.Get_size())
+    gathering = MPI.Comm.Iallgather(plain, [mine, MPI.BYTE], [everyone, MPI.BYTE])
+    duplicate, duplicating = MPI.Comm.Idup(plain)
+
+    def look() -> tuple[Any, MPI.Comm] | None:
+        if MPI.Request.Test(gathering) and MPI.Request.Test(duplicating):
+            return _with_cards(ctx, everyone), duplicate
+        return None
+
+    return look
+
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     _Base = MPI.Intracomm  # what comes next in line
 else:
     _Base = object
@@ -85,20 +116,42 @@ class Collectives(_Base):
 
     _ctx: Any = ffi.NULL
     _is_open = False
+    _requests: Any = None
 
     def _open(self) -> Any:
         """The runtime's communicator, or NULL. Collective on the handle's first use; later it finds what is there."""
         if not self._is_open:
-            ctx = self.Get_attr(_attribute())
+            ctx = self.Get_attr(_attribute(_CTX))
             if ctx is None:
                 ctx = _new_context(self)
-                self.Set_attr(_attribute(), ctx)
+                self.Set_attr(_attribute(_CTX), ctx)
             self._ctx, self._is_open = ctx, True
         return self._ctx
 
+    def _line(self) -> Line | None:
+        """Where nonblocking operators stand in line; None where all of them are MPI's. Collective on first use, not blocking."""
+        line = self._requests
+        if line is None:
+            line = self.Get_attr(_attribute(_LINE))
+            if line is None:
+                ctx = self.Get_attr(_attribute(_CTX))
+                if MPI.Query_thread() < MPI.THREAD_MULTIPLE or (ctx is not None and not ctx):
+                    line = False  # without threads nobody could move the line while MPI blocks
+                else:
+                    line = Line(_opening(self))
+                self.Set_attr(_attribute(_LINE), line)
+            self._requests = line
+        return line or None
+
+    def _end(self) -> None:
+        """The handle is about to be freed; with it goes the runtime's communicator."""
+        line = self.Get_attr(_attribute(_LINE)) if self else None
+        if isinstance(line, Line):
+            line.close()
+
     def _forget(self) -> None:
-        """The handle was freed, and the runtime's communicator with it."""
-        self._ctx, self._is_open = ffi.NULL, False
+        """The handle was freed."""
+        self._ctx, self._is_open, self._requests = ffi.NULL, False, None
 
     def Barrier(self) -> None:
         """All ranks wait for each other (MPI 5.1, section 6.3)."""

@@ -1,6 +1,6 @@
 """Communicators: mpi4py's classes with the collectives of `Collectives` in front of mpi4py's own.
 
-    Comm(Collectives, MPI.Intracomm)      Cartcomm  Graphcomm  Distgraphcomm      Intercomm (only to hand on its class)
+    Comm(Collectives, Nonblocking, MPI.Intracomm)      Cartcomm  Graphcomm  Distgraphcomm      Intercomm (only to hand on its class)
 
 An object here holds the same MPI handle as a plain mpi4py object, nothing else: mpi4py never frees a handle at garbage collection,
 so several objects may share one, and whatever must live as long as the communicator hangs on an MPI attribute of the handle.
@@ -26,7 +26,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from mpi4py import MPI
 
+from . import requests
 from .collectives import Collectives
+from .nonblocking import Nonblocking
 from .world import progress
 
 if TYPE_CHECKING:
@@ -89,6 +91,7 @@ def _end(original: Any) -> Any:
 
     @functools.wraps(original)
     def end(self: Any, *args: Any, **kwargs: Any) -> None:
+        self._end()
         original(self, *args, **kwargs)
         self._forget()
 
@@ -111,7 +114,7 @@ def _accelerates(base: type[MPI.Comm]) -> Callable[[_C], _C]:
 
 
 @_accelerates(MPI.Intracomm)
-class Comm(Collectives, MPI.Intracomm):
+class Comm(Collectives, Nonblocking, MPI.Intracomm):
     """An mpi4py intracommunicator whose collectives take the native path where its ranks share memory.
 
     `Comm(comm)` shares the handle of `comm`, as `MPI.Intracomm(comm)` does; `accelerate` picks the class that fits.
@@ -133,17 +136,17 @@ class Comm(Collectives, MPI.Intracomm):
 
 
 @_accelerates(MPI.Cartcomm)
-class Cartcomm(Collectives, MPI.Cartcomm):
+class Cartcomm(Collectives, Nonblocking, MPI.Cartcomm):
     """`Comm` with a Cartesian topology; `Neighbor_*` operators stay mpi4py's."""
 
 
 @_accelerates(MPI.Graphcomm)
-class Graphcomm(Collectives, MPI.Graphcomm):
+class Graphcomm(Collectives, Nonblocking, MPI.Graphcomm):
     """`Comm` with a graph topology; `Neighbor_*` operators stay mpi4py's."""
 
 
 @_accelerates(MPI.Distgraphcomm)
-class Distgraphcomm(Collectives, MPI.Distgraphcomm):
+class Distgraphcomm(Collectives, Nonblocking, MPI.Distgraphcomm):
     """`Comm` with a distributed graph topology; `Neighbor_*` operators stay mpi4py's."""
 
 
@@ -218,6 +221,9 @@ def _window_maker(original: Any) -> Any:
     return classmethod(make)
 
 
+for _name, _wrap in requests.CALLS.items():
+    _teach(MPI.Request, (_name,), _wrap)
+_teach(MPI.Prequest, ("Startall",), requests.STARTALL)
 _teach(MPI.Win, ("Create", "Allocate", "Allocate_shared", "Create_dynamic"), _window_maker)
 
 

@@ -43,6 +43,7 @@ static int agree(struct smpi_request *request)
 static int start(struct smpi_request *request)
 {
     struct smpi_comm *comm = request->comm;
+    request->next = agree;
     const int status = smpi_may_enter(comm);
     if (status) {
         return status;
@@ -51,7 +52,6 @@ static int start(struct smpi_request *request)
     line->root = request->root;
     request->fill(request, line);
     request->path = SMPI_PATH_INLINE;
-    request->next = agree;
     smpi_post_line(comm);
     return SMPI_AGAIN;
 }
@@ -119,6 +119,7 @@ int smpi_request_test(smpi_request *request)
             return SMPI_AGAIN;
         }
         if (status == SMPI_OK) {
+            request->steps++;
             status = request->next(request);
         }
         request->status = status == SMPI_AGAIN ? SMPI_AGAIN : end(request, status);
@@ -126,10 +127,16 @@ int smpi_request_test(smpi_request *request)
     return request->status;
 }
 
-int smpi_request_wait(smpi_request *request)
+uint64_t smpi_request_steps(const smpi_request *request)
 {
-    if (request->status == SMPI_AGAIN) {
-        request->status = run(request, SMPI_AGAIN);
+    return request->steps;
+}
+
+int smpi_request_wait(smpi_request *request, int64_t us)
+{
+    const int64_t until = us < 0 ? INT64_MAX : smpi_now_ns() + us * 1000;
+    while (smpi_request_test(request) == SMPI_AGAIN && smpi_now_ns() < until) {
+        smpi_doze(request->comm, until);
     }
     return request->status;
 }

@@ -37,6 +37,7 @@ struct smpi_request {
     };
     /* Of operators that outlive their call (smpi_request_new). */
     int64_t *tables; /* [4 size] copies of counts and displacements; NULL: the caller's are good until the end */
+    uint64_t steps;  /* taken since it was made */
     int status;      /* of the last test or wait; SMPI_AGAIN between start and end */
 };
 

@@ -19,6 +19,7 @@ struct smpi_comm {
     size_t awaited;               /* offset in a gate of the word that all ranks must bring to … */
     uint64_t awaited_value;       /* … this value before this rank goes on */
     int64_t spin_ns;              /* how long to spin before sleeping */
+    int64_t spin_left;            /* of it, for a wait in several pieces (smpi_doze) */
     int crowded;                  /* ranks outnumber cores: let others run at once */
     int revoked;                  /* an operator was given up in the middle; nothing works any more */
     char *stage;                  /* this rank's staging memory (coll/stage.h), allocated at first use */

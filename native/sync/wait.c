@@ -21,7 +21,7 @@
 #define SPINS_PER_CLOCK 64
 #define YIELDS 4
 
-static int64_t now_ns(void)
+int64_t smpi_now_ns(void)
 {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
@@ -96,7 +96,7 @@ static void wake_sleepers(struct smpi_comm *comm)
 static int sleep_until(struct smpi_comm *comm, size_t offset, uint64_t value, int missing)
 {
     _Atomic uint32_t *asleep = &comm->gate[comm->rank]->asleep;
-    int64_t hook_at = now_ns() + HOOK_INTERVAL_NS;
+    int64_t hook_at = smpi_now_ns() + HOOK_INTERVAL_NS;
     for (;;) {
         smpi_write_relaxed(asleep, 1);
         smpi_fence();
@@ -109,10 +109,10 @@ static int sleep_until(struct smpi_comm *comm, size_t offset, uint64_t value, in
             smpi_write_relaxed(asleep, 0);
             return revoked(comm, culprit);
         }
-        int64_t now = now_ns();
+        int64_t now = smpi_now_ns();
         if (now < hook_at) {
             futex_wait(asleep, 1, hook_at - now);
-            now = now_ns();
+            now = smpi_now_ns();
         }
         if (now >= hook_at) {
             hook_at = now + HOOK_INTERVAL_NS;
@@ -128,17 +128,23 @@ static int sleep_until(struct smpi_comm *comm, size_t offset, uint64_t value, in
     return SMPI_OK;
 }
 
+/* Cheaper than sleeping when the missing ranks only need this core for a moment. */
+static int yield(const struct smpi_comm *comm, int missing)
+{
+    for (int i = 0; i < YIELDS && missing < comm->size; i++) {
+        sched_yield();
+        missing = first_missing(comm, comm->awaited, comm->awaited_value, missing);
+    }
+    return missing;
+}
+
 int smpi_wait(struct smpi_comm *comm)
 {
     const size_t offset = comm->awaited;
     const uint64_t value = comm->awaited_value;
     int missing = first_missing(comm, offset, value, 0);
     if (missing < comm->size && comm->crowded) {
-        /* Cheaper than sleeping when the missing ranks only need this core for a moment. */
-        for (int i = 0; i < YIELDS && missing < comm->size; i++) {
-            sched_yield();
-            missing = first_missing(comm, offset, value, missing);
-        }
+        missing = yield(comm, missing);
     }
     if (missing < comm->size && comm->spin_ns) {
         int64_t until = 0;
@@ -148,9 +154,9 @@ int smpi_wait(struct smpi_comm *comm)
                 missing = first_missing(comm, offset, value, missing);
             }
             if (missing < comm->size && !until) {
-                until = now_ns() + comm->spin_ns;
+                until = smpi_now_ns() + comm->spin_ns;
             }
-        } while (missing < comm->size && now_ns() < until);
+        } while (missing < comm->size && smpi_now_ns() < until);
     }
     if (missing < comm->size) {
         const int status = sleep_until(comm, offset, value, missing);
@@ -172,6 +178,34 @@ int smpi_poll(struct smpi_comm *comm)
     return SMPI_OK;
 }
 
+void smpi_doze(struct smpi_comm *comm, int64_t until)
+{
+    int missing = first_missing(comm, comm->awaited, comm->awaited_value, 0);
+    if (missing < comm->size && comm->crowded) {
+        missing = yield(comm, missing);
+    }
+    int64_t now = smpi_now_ns();
+    while (missing < comm->size && now < until && comm->spin_left > 0) {
+        const int64_t before = now;
+        for (int i = 0; i < SPINS_PER_CLOCK && missing < comm->size; i++) {
+            smpi_pause();
+            missing = first_missing(comm, comm->awaited, comm->awaited_value, missing);
+        }
+        now = smpi_now_ns();
+        comm->spin_left -= now - before;
+    }
+    if (missing < comm->size && now < until) {
+        _Atomic uint32_t *asleep = &comm->gate[comm->rank]->asleep;
+        smpi_write_relaxed(asleep, 1);
+        smpi_fence();
+        if (first_missing(comm, comm->awaited, comm->awaited_value, missing) < comm->size && revoked_by(comm) < 0) {
+            const int64_t left = until - now;
+            futex_wait(asleep, 1, left < HOOK_INTERVAL_NS ? left : HOOK_INTERVAL_NS);
+        }
+        smpi_write_relaxed(asleep, 0);
+    }
+}
+
 int smpi_may_enter(const struct smpi_comm *comm)
 {
     return comm->revoked
@@ -186,6 +220,7 @@ void smpi_post_line(struct smpi_comm *comm)
     comm->epoch++;
     comm->awaited = offsetof(struct smpi_gate, line) + (comm->epoch % SMPI_LINES) * sizeof(struct smpi_line);
     comm->awaited_value = comm->epoch;
+    comm->spin_left = comm->spin_ns;
     smpi_write_release(&line->epoch, comm->epoch);
 }
 
@@ -194,6 +229,7 @@ void smpi_post_phase(struct smpi_comm *comm)
     comm->phase++;
     comm->awaited = offsetof(struct smpi_gate, phase);
     comm->awaited_value = comm->phase;
+    comm->spin_left = comm->spin_ns;
     smpi_drain();
     smpi_write_release(&comm->gate[comm->rank]->phase, comm->phase);
 }
