@@ -47,7 +47,7 @@ _keyvals: list[int] = []
 
 
 def _attribute(which: int) -> int:
-    """The MPI attribute keys (MPI 5.1, section 7.7) of the runtime's communicator and of the line of requests. Not copied by Dup."""
+    """The MPI attribute keys (MPI 5.1, section 7.7) of the runtime's communicator and the line of requests. Not copied by Dup."""
     if not _keyvals:
         _keyvals.extend((MPI.Comm.Create_keyval(None, _close), MPI.Comm.Create_keyval()))
     return _keyvals[which]

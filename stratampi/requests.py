@@ -1,7 +1,7 @@
 """Nonblocking and persistent operators: requests, and the line in which a communicator's requests wait for each other.
 
 A communicator has one `Line`: its requests run one after the other, in the order in which they were started, which MPI makes the
-same on all ranks (MPI 5.1, section 6.12). The line has a runtime communicator of its own, so blocking operators may pass, as in MPI.
+same on all ranks (MPI 5.1, section 6.12). The line has a runtime communicator of its own, so blocking operators pass, as in MPI.
 Where all ranks agreed on MPI, mpi4py's nonblocking method runs on a duplicate of the communicator, in the line's order.
 
     start   the request joins the line; at its head, its entry is posted. Never waits.
@@ -206,7 +206,7 @@ def _wake_mover() -> None:
 
 
 def _move_on() -> None:
-    """The mover. Goes on looking for some time after the last request, because to wake it costs more than a whole small operator."""
+    """The mover. Goes on looking for some time after the last request, because waking it costs more than a small operator."""
     global _asleep
     nap, still = NAP_MIN, 0
     while not MPI.Is_finalized():
@@ -264,7 +264,7 @@ class Request(MPI.Request):
 
 
 class PersistentRequest(MPI.Prequest, Request):
-    """A persistent operator (MPI 5.1, section 6.13): planned once, started many times. Underneath, MPI's null request while inactive."""
+    """A persistent operator (MPI 5.1, section 6.13): planned once, started many times. Inactive, it is MPI's null request."""
 
     def _plan_on(self, line: Line, plan: Plan) -> PersistentRequest:
         self._line: Line | None = line
