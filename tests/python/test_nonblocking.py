@@ -1,4 +1,4 @@
-"""Nonblocking and persistent collectives: results as the blocking ones', any order of completion, any mix with MPI's own requests."""
+"""Nonblocking and persistent collectives: results as of the blocking ones, any order of completion, any mix with MPI requests."""
 
 import gc
 import random
