@@ -58,11 +58,14 @@ const char *smpi_kernels_name(void);          /* the table of kernels in use: "b
 /* Two steps, so that the ranks can exchange gates in between. new: allocates this rank's gate in its heap; NULL without memory.
  * gate: the gate's address as this rank sees it. open: members[i] is the supernode rank of communicator rank i and gates[i] what
  * its smpi_comm_gate said; after it operators may be called as soon as this rank likes. close: never waits; this rank's gate
- * is reused once all peers have closed too. The pointer is dead afterwards. */
+ * is reused once all peers have closed too. Afterwards the pointer may only be asked whether it is closed, and be deleted; the short
+ * way of array.h asks for itself. delete: of one that is closed. */
 smpi_comm *smpi_comm_new(smpi_world *world, int rank, int size);
 uint64_t smpi_comm_gate(const smpi_comm *comm);
 int smpi_comm_open(smpi_comm *comm, const int32_t *members, const uint64_t *gates);
 void smpi_comm_close(smpi_comm *comm);
+int smpi_comm_is_closed(const smpi_comm *comm);
+void smpi_comm_delete(smpi_comm *comm);
 
 /* This rank cannot do the operator natively, for the reason why: enters so that all ranks agree on the path mpi. root: the
  * operator's, 0 where it has none. SMPI_MPI, or an error as above. */

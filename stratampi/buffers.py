@@ -240,12 +240,15 @@ _KIND_OF_DTYPE: dict[int, Kind] = {
 def _kind_of_array(array: ndarray[Any, Any]) -> Kind:
     """Raises what memoryview or mpi4py raise for a dtype that is no MPI type."""
     dtype = array.dtype
-    if TYPE_OF_DTYPE.get(dtype, lib.SMPI_BFLOAT16) != lib.SMPI_BFLOAT16:
+    if array.flags.aligned and TYPE_OF_DTYPE.get(dtype, lib.SMPI_BFLOAT16) != lib.SMPI_BFLOAT16:
         return _kind_of_key(dtype.char)
-    if dtype.kind == "V" and dtype.name == "bfloat16":  # ml_dtypes; the buffer protocol has no letter for it
-        TYPE_OF_DTYPE[dtype] = lib.SMPI_BFLOAT16
-        _KIND_OF_DTYPE[id(dtype)] = _BFLOAT16
-        _learn(dtype, lib.SMPI_KNOWN_DTYPE, lib.SMPI_BFLOAT16)
+    if (
+        dtype.kind == "V" and dtype.isnative and dtype.name == "bfloat16"
+    ):  # ml_dtypes; the buffer protocol has no letter for it
+        if dtype is np.dtype(dtype.type) and id(dtype) not in _KIND_OF_DTYPE:
+            TYPE_OF_DTYPE[dtype] = lib.SMPI_BFLOAT16
+            _learn(dtype, lib.SMPI_KNOWN_DTYPE, lib.SMPI_BFLOAT16)
+            _KIND_OF_DTYPE[id(dtype)] = _BFLOAT16
         return _BFLOAT16
     exporter: Any = array
     return _kind_of_format(memoryview(exporter).format)
@@ -515,7 +518,7 @@ def _reaches(buf: Any, low: int, high: int) -> bool:
 def _parse_usual(spec: Any, blocks: int, writable: bool) -> Message | None:
     """What programs mostly pass: an array, [array, datatype], [array, count, datatype], C contiguous. None: something else."""
     if type(spec) is ndarray:
-        buf, kind, count = spec, _KIND_OF_DTYPE.get(id(spec.dtype)), None
+        buf, kind, count = spec, _KIND_OF_DTYPE.get(id(spec.dtype)) if spec.flags.aligned else None, None
     elif (type(spec) is list or type(spec) is tuple) and 2 <= len(spec) <= 3 and type(spec[0]) is ndarray:
         buf, kind, count = spec[0], _KIND_OF_ID.get(id(spec[-1])), spec[1] if len(spec) == 3 else None
     else:
@@ -749,7 +752,9 @@ def reduction(
         send = _parse(sendbuf, 0, False)
     if not receives:
         recv = send
-    elif send is not _IN_PLACE:
+    elif (
+        send is not _IN_PLACE and send.why != lib.SMPI_WHY_LAYOUT
+    ):  # MPI.IN_PLACE in a list: MPI looks at nothing else of it
         if send.kind.handle != recv.kind.handle:
             raise ValueError("mismatch in send and receive MPI datatypes")
         if send.count != recv.count:
@@ -826,18 +831,25 @@ def runs(spec: Any, size: int) -> tuple[int, Any, Any, int] | None:
             if len(counts) != 2:
                 return None
             counts, displs = counts
-    if type(counts) is ndarray:
-        counts = counts.tolist()
-    if (type(counts) is not list and type(counts) is not tuple) or len(counts) != size:
+    if type(buf) is not ndarray:
         return None
-    if displs is None:
-        displs = ffi.NULL
-    else:
-        if type(displs) is ndarray:
-            displs = displs.tolist()
-        if (type(displs) is not list and type(displs) is not tuple) or len(displs) != size:
+    counts = _integers(counts, size)
+    displs = ffi.NULL if displs is None else _integers(displs, size)
+    if counts is None or displs is None:
+        return None
+    return buf, counts, displs, 0 if datatype is None else id(datatype)
+
+
+def _integers(values: Any, size: int) -> Any:
+    """`size` integers as cffi takes them, or None."""
+    if type(values) is ndarray and values.dtype.kind in "iu":
+        values = values.tolist()
+    if (type(values) is list or type(values) is tuple) and len(values) == size:
+        try:
+            return values if type(sum(values)) is int else None
+        except TypeError:
             return None
-    return id(buf), counts, displs, 0 if datatype is None else id(datatype)
+    return None
 
 
 _teach()

@@ -60,6 +60,8 @@ def _card(comm: MPI.Comm) -> tuple[Any, bytes]:
     """A new runtime communicator over `comm`'s ranks, not open yet, NULL if it cannot be; and this rank's card. Local."""
     here = world()
     ctx = lib.smpi_comm_new(here.ptr, comm.Get_rank(), comm.Get_size()) if here.ready else ffi.NULL
+    if ctx:  # closed when the handle is freed; deleted when no Python object remembers it any more
+        ctx = ffi.gc(ctx, lib.smpi_comm_delete)
     return ctx, _CARD.pack(here.token if ctx else _NO_TOKEN, here.rank, lib.smpi_comm_gate(ctx) if ctx else 0)
 
 
@@ -120,7 +122,9 @@ class Collectives(_Base):
 
     def _open(self) -> Any:
         """The runtime's communicator, or NULL. Collective on the handle's first use; later it finds what is there."""
-        if not self._is_open:
+        if not self._is_open or (
+            self._ctx and lib.smpi_comm_is_closed(self._ctx)
+        ):  # by another object with this handle
             ctx = self.Get_attr(_attribute(_CTX))
             if ctx is None:
                 ctx = _new_context(self)
@@ -168,7 +172,7 @@ class Collectives(_Base):
         status = _bcast(self._ctx, id(buf), root)
         if status == _PARSE and (ctx := self._open()):
             try:
-                data = buffers.simple(buf, writable=root != self.Get_rank())
+                data = buffers.simple(buf, writable=bool(root != self.Get_rank()))
                 status = lib.smpi_bcast(ctx, data.data, data.nbytes, root)
             except Unsupported as cannot:
                 status = lib.smpi_needs_mpi(ctx, lib.SMPI_BCAST, root, cannot.why)
@@ -182,7 +186,7 @@ class Collectives(_Base):
         status = _reduce(self._ctx, id(sendbuf), id(recvbuf), id(op), root)
         if status == _PARSE and (ctx := self._open()):
             try:
-                is_root = root == self.Get_rank()
+                is_root = bool(root == self.Get_rank())
                 send, recv, code = buffers.reduction(sendbuf, recvbuf, op, receives=is_root, in_place=is_root)
                 target = recv.data if is_root else ffi.NULL
                 status = lib.smpi_reduce(ctx, send.data, target, recv.count, recv.type, code, root)
@@ -228,7 +232,8 @@ class Collectives(_Base):
         parts = runs(recvbuf, self.Get_size())
         if parts:
             try:
-                status = _allgatherv(self._ctx, id(sendbuf), *parts)
+                buf, counts, displs, datatype = parts
+                status = _allgatherv(self._ctx, id(sendbuf), id(buf), counts, displs, datatype)
             except (TypeError, OverflowError):  # counts that are no integers
                 status = _PARSE
         if status == _PARSE and (ctx := self._open()):
@@ -267,7 +272,7 @@ class Collectives(_Base):
         receives = runs(recvbuf, size)
         if sends and receives:
             try:
-                status = _alltoallv(self._ctx, *sends, *receives)
+                status = _alltoallv(self._ctx, id(sends[0]), *sends[1:], id(receives[0]), *receives[1:])
             except (TypeError, OverflowError):
                 status = _PARSE
         if status == _PARSE and (ctx := self._open()):

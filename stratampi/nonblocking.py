@@ -26,12 +26,12 @@ def _barrier(comm: MPI.Comm) -> Filled:
 
 
 def _bcast(comm: MPI.Comm, buf: Any, root: int = 0) -> Filled:
-    data = buffers.simple(buf, writable=root != comm.Get_rank())
+    data = buffers.simple(buf, writable=bool(root != comm.Get_rank()))
     return lib.smpi_plan_bcast, (data.data, data.nbytes, root), data
 
 
 def _reduce(comm: MPI.Comm, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, root: int = 0) -> Filled:
-    is_root = root == comm.Get_rank()
+    is_root = bool(root == comm.Get_rank())
     send, recv, code = buffers.reduction(sendbuf, recvbuf, op, receives=is_root, in_place=is_root)
     target = recv.data if is_root else ffi.NULL
     return lib.smpi_plan_reduce, (send.data, target, recv.count, recv.type, code, root), (send, recv)
@@ -108,7 +108,7 @@ def _root_of(operator: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
 def _is_for_us(comm: MPI.Comm, operator: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """A wrong root is for MPI, which names the error at the call."""
     root = _root_of(operator, args, kwargs)
-    return isinstance(root, int) and 0 <= root < comm.Get_size()
+    return hasattr(root, "__index__") and 0 <= root < comm.Get_size()
 
 
 def _nonblocking(operator: str) -> Any:

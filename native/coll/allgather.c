@@ -56,7 +56,7 @@ void smpi_plan_allgather(smpi_request *request, const void *send, size_t send_by
     request->recv = recv;
     request->recv_bytes = recv_bytes;
     request->send = send ? send : own_of(request);
-    request->send_bytes = request->send == own_of(request) ? recv_bytes : send_bytes;
+    request->send_bytes = send ? send_bytes : recv_bytes;
     request->passed = request->send_bytes;
 }
 
@@ -164,7 +164,7 @@ void smpi_plan_allgatherv(smpi_request *request, const void *send, size_t send_b
     request->recv = recv;
     request->to = smpi_keep_pieces(request, 0, recv, counts, displs);
     request->send = send ? send : own_of_v(request);
-    request->send_bytes = request->send == own_of_v(request) ? (size_t)counts[request->comm->rank] : send_bytes;
+    request->send_bytes = send ? send_bytes : (size_t)counts[request->comm->rank];
     request->passed = request->send_bytes;
     if ((size_t)request->comm->size * sizeof *displs > SMPI_SLOT_BYTES) {
         smpi_plan_mpi(request, SMPI_ALLGATHERV, 0, SMPI_WHY_LAYOUT);

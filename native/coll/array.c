@@ -27,7 +27,7 @@ struct list { /* PyListObject; the same since CPython 2.4 */
     uint64_t *items;
 };
 
-enum { C_CONTIGUOUS = 1, F_CONTIGUOUS = 2, WRITEABLE = 0x400 };
+enum { C_CONTIGUOUS = 1, F_CONTIGUOUS = 2, ALIGNED = 0x100, WRITEABLE = 0x400 };
 
 /* Written under the GIL, read without: an entry counts from when its object is there. */
 static struct {
@@ -42,17 +42,20 @@ static size_t first_slot(uint64_t object)
 
 int smpi_array_learn(uint64_t object, int known, int value)
 {
+    static int used;
     size_t slot = first_slot(object);
-    for (int i = 0; i < KNOWN_SLOTS / 2; i++, slot = (slot + 1) % KNOWN_SLOTS) {
-        const uint64_t there = smpi_read_relaxed(&table[slot].object);
-        if (!there || there == object) {
-            table[slot].known = known;
-            table[slot].value = value;
-            smpi_write_release(&table[slot].object, object);
-            return SMPI_OK;
-        }
+    uint64_t there;
+    while ((there = smpi_read_relaxed(&table[slot].object)) && there != object) {
+        slot = (slot + 1) % KNOWN_SLOTS;
     }
-    return SMPI_ERR_NOMEM;
+    if (!there && used++ == KNOWN_SLOTS / 2) { /* so that value_of always finds an end */
+        used--;
+        return SMPI_ERR_NOMEM;
+    }
+    table[slot].known = known;
+    table[slot].value = value;
+    smpi_write_release(&table[slot].object, object);
+    return SMPI_OK;
 }
 
 /* What the object stands for, or -1 if it is not known as that. */
@@ -95,13 +98,55 @@ void smpi_array_probe(uint64_t array, uint64_t list, uint64_t *fields)
     fields[5] = pylist->count == 2 ? pylist->items[0] : 0;
 }
 
+static int is_open(const struct smpi_comm *comm)
+{
+    return comm && !comm->is_closed;
+}
+
 /* One side of an operator. data is NULL for MPI.IN_PLACE only. */
 struct side {
     char *data;
     size_t count, bytes; /* elements of type */
     int type;
     uint64_t named; /* the dtype or datatype object */
+    void *held;     /* an array that this call keeps alive */
 };
+
+/* Of Python's stable ABI; not there in C tests, which have no lists. */
+int PyGILState_Ensure(void) __attribute__((weak));
+void PyGILState_Release(int state) __attribute__((weak));
+void Py_IncRef(void *object) __attribute__((weak));
+void Py_DecRef(void *object) __attribute__((weak));
+
+/* The array and the datatype of a list of two. The caller holds the list, but another thread may change it: so under the GIL, and
+ * with a reference to the array until `done`. 0 if the list is another. */
+static int open_list(struct side *side, const struct list *list, uint64_t *array, uint64_t *datatype)
+{
+    const int state = PyGILState_Ensure();
+    const int fits = list->count == 2 && value_of(list->items[1], SMPI_KNOWN_DATATYPE) >= 0;
+    if (fits) {
+        *array = list->items[0];
+        *datatype = list->items[1];
+        side->held = (void *)(uintptr_t)*array; /* NOLINT(performance-no-int-to-ptr) */
+        Py_IncRef(side->held);
+    }
+    PyGILState_Release(state);
+    return fits;
+}
+
+/* Lets go of what the sides hold and passes the status on. send may be NULL. */
+static int done(int status, struct side *send, struct side *recv)
+{
+    if (recv->held || (send && send->held)) {
+        const int state = PyGILState_Ensure();
+        Py_DecRef(recv->held);
+        if (send) {
+            Py_DecRef(send->held);
+        }
+        PyGILState_Release(state);
+    }
+    return status;
+}
 
 static char nowhere; /* where an array without elements lies */
 
@@ -114,13 +159,9 @@ static int is_class(uint64_t object, int known)
 static int read_side(struct side *side, uint64_t object, int writable)
 {
     uint64_t datatype = 0;
-    if (is_class(object, SMPI_KNOWN_LIST)) {
-        const struct list *list = at(object);
-        if (list->count != 2) {
-            return 0;
-        }
-        object = list->items[0];
-        datatype = list->items[1];
+    side->held = NULL;
+    if (is_class(object, SMPI_KNOWN_LIST) && !open_list(side, at(object), &object, &datatype)) {
+        return 0;
     }
     const struct ndarray *array = at(object);
     if (!is_class(object, SMPI_KNOWN_NDARRAY) || !(array->flags & (C_CONTIGUOUS | F_CONTIGUOUS)) ||
@@ -130,7 +171,7 @@ static int read_side(struct side *side, uint64_t object, int writable)
     const int own_type = value_of(array->dtype, SMPI_KNOWN_DTYPE);
     side->type = datatype ? value_of(datatype, SMPI_KNOWN_DATATYPE) : own_type;
     side->named = datatype ? datatype : array->dtype;
-    if (own_type < 0 || side->type < 0) {
+    if (own_type < 0 || side->type < 0 || (!datatype && !(array->flags & ALIGNED))) { /* mpi4py has no name for those */
         return 0;
     }
     const size_t item = smpi_type_size(side->type);
@@ -151,14 +192,17 @@ static int read_send(struct side *side, uint64_t object)
 
 int smpi_array_barrier(smpi_comm *comm)
 {
-    return comm ? smpi_barrier(comm) : SMPI_PARSE;
+    return is_open(comm) ? smpi_barrier(comm) : SMPI_PARSE;
 }
 
 int smpi_array_bcast(smpi_comm *comm, uint64_t buffer, int root)
 {
-    struct side side;
-    return comm && read_side(&side, buffer, comm->rank != root) ? smpi_bcast(comm, side.data, side.bytes, root)
-                                                                : SMPI_PARSE;
+    struct side side = {0};
+    int status = SMPI_PARSE;
+    if (is_open(comm) && read_side(&side, buffer, comm->rank != root)) {
+        status = smpi_bcast(comm, side.data, side.bytes, root);
+    }
+    return done(status, NULL, &side);
 }
 
 /* Both sides of a reduction: the same type (identity, because long and long long are two MPI datatypes) and counts. */
@@ -172,52 +216,51 @@ static int read_reduction(struct side *send, struct side *recv, uint64_t sends, 
 
 int smpi_array_allreduce(smpi_comm *comm, uint64_t send, uint64_t recv, uint64_t op)
 {
-    struct side from, to;
-    int code;
-    if (!comm || !read_reduction(&from, &to, send, recv, op, &code)) {
-        return SMPI_PARSE;
+    struct side from = {0}, to = {0};
+    int code, status = SMPI_PARSE;
+    if (is_open(comm) && read_reduction(&from, &to, send, recv, op, &code)) {
+        status = smpi_allreduce(comm, from.data, to.data, to.count, to.type, code);
     }
-    return smpi_allreduce(comm, from.data, to.data, to.count, to.type, code);
+    return done(status, &from, &to);
 }
 
 int smpi_array_reduce(smpi_comm *comm, uint64_t send, uint64_t recv, uint64_t op, int root)
 {
-    struct side from, to;
-    int code;
-    if (!comm) {
-        return SMPI_PARSE;
-    }
-    if (comm->rank == root) {
-        if (!read_reduction(&from, &to, send, recv, op, &code)) {
-            return SMPI_PARSE;
+    struct side from = {0}, to = {0};
+    int code, status = SMPI_PARSE;
+    if (is_open(comm) && comm->rank == root) {
+        if (read_reduction(&from, &to, send, recv, op, &code)) {
+            status = smpi_reduce(comm, from.data, to.data, to.count, to.type, code, root);
         }
-        return smpi_reduce(comm, from.data, to.data, to.count, to.type, code, root);
+    } else if (is_open(comm)) {
+        code = value_of(op, SMPI_KNOWN_OP);
+        if (code >= 0 && read_side(&from, send, 0) && smpi_op_is_legal(from.type, code)) {
+            status = smpi_reduce(comm, from.data, NULL, from.count, from.type, code, root);
+        }
     }
-    code = value_of(op, SMPI_KNOWN_OP);
-    if (code < 0 || !read_side(&from, send, 0) || !smpi_op_is_legal(from.type, code)) {
-        return SMPI_PARSE;
-    }
-    return smpi_reduce(comm, from.data, NULL, from.count, from.type, code, root);
+    return done(status, &from, &to);
 }
 
 int smpi_array_allgather(smpi_comm *comm, uint64_t send, uint64_t recv)
 {
-    struct side from, to;
-    if (!comm || !read_side(&to, recv, 1) || to.count % (size_t)comm->size || !read_send(&from, send)) {
-        return SMPI_PARSE;
+    struct side from = {0}, to = {0};
+    int status = SMPI_PARSE;
+    if (is_open(comm) && read_side(&to, recv, 1) && to.count % (size_t)comm->size == 0 && read_send(&from, send)) {
+        status = smpi_allgather(comm, from.data, from.bytes, to.data, to.bytes / (size_t)comm->size);
     }
-    return smpi_allgather(comm, from.data, from.bytes, to.data, to.bytes / (size_t)comm->size);
+    return done(status, &from, &to);
 }
 
 int smpi_array_alltoall(smpi_comm *comm, uint64_t send, uint64_t recv)
 {
-    struct side from, to;
-    if (!comm || !read_side(&to, recv, 1) || to.count % (size_t)comm->size || !read_send(&from, send) ||
-        from.count % (size_t)comm->size) {
-        return SMPI_PARSE;
+    struct side from = {0}, to = {0};
+    int status = SMPI_PARSE;
+    if (is_open(comm) && read_side(&to, recv, 1) && to.count % (size_t)comm->size == 0 && read_send(&from, send) &&
+        from.count % (size_t)comm->size == 0) {
+        const size_t size = (size_t)comm->size;
+        status = smpi_alltoall(comm, from.data, from.bytes / size, to.data, to.bytes / size);
     }
-    const size_t size = (size_t)comm->size;
-    return smpi_alltoall(comm, from.data, from.bytes / size, to.data, to.bytes / size);
+    return done(status, &from, &to);
 }
 
 struct runs {
@@ -252,24 +295,27 @@ static int read_runs(struct runs *runs, struct side *side, const smpi_comm *comm
 int smpi_array_allgatherv(smpi_comm *comm, uint64_t send, uint64_t recv, const int64_t *counts, const int64_t *displs,
                           uint64_t datatype)
 {
-    struct side from, to;
+    struct side from = {0}, to = {0};
     struct runs into;
-    if (!comm || !read_side(&to, recv, 1) || !read_runs(&into, &to, comm, 0, counts, displs, datatype) ||
-        !read_send(&from, send)) {
-        return SMPI_PARSE;
+    int status = SMPI_PARSE;
+    if (is_open(comm) && read_side(&to, recv, 1) && read_runs(&into, &to, comm, 0, counts, displs, datatype) &&
+        read_send(&from, send)) {
+        status = smpi_allgatherv(comm, from.data, from.bytes, to.data, into.counts, into.displs);
     }
-    return smpi_allgatherv(comm, from.data, from.bytes, to.data, into.counts, into.displs);
+    return done(status, &from, &to);
 }
 
 int smpi_array_alltoallv(smpi_comm *comm, uint64_t send, const int64_t *send_counts, const int64_t *send_displs,
                          uint64_t send_datatype, uint64_t recv, const int64_t *recv_counts, const int64_t *recv_displs,
                          uint64_t recv_datatype)
 {
-    struct side from, to;
+    struct side from = {0}, to = {0};
     struct runs out, into;
-    if (!comm || !read_side(&to, recv, 1) || !read_runs(&into, &to, comm, 0, recv_counts, recv_displs, recv_datatype) ||
-        !read_side(&from, send, 0) || !read_runs(&out, &from, comm, 1, send_counts, send_displs, send_datatype)) {
-        return SMPI_PARSE;
+    int status = SMPI_PARSE;
+    if (is_open(comm) && read_side(&to, recv, 1) &&
+        read_runs(&into, &to, comm, 0, recv_counts, recv_displs, recv_datatype) && read_side(&from, send, 0) &&
+        read_runs(&out, &from, comm, 1, send_counts, send_displs, send_datatype)) {
+        status = smpi_alltoallv(comm, from.data, out.counts, out.displs, to.data, into.counts, into.displs);
     }
-    return smpi_alltoallv(comm, from.data, out.counts, out.displs, to.data, into.counts, into.displs);
+    return done(status, &from, &to);
 }

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../base/error.h"
 #include "../memory/heap.h"
 #include "../sync/wait.h"
 
@@ -61,6 +62,12 @@ static int end(struct smpi_request *request, int status)
     if (request->scratch) {
         smpi_heap_free(request->comm->world, request->scratch);
         request->scratch = NULL;
+    }
+    if (request->comm->interrupted) {
+        request->comm->interrupted = 0;
+        status = status ? status
+                        : smpi_fail(SMPI_ERR_INTERRUPTED, "interrupted; the %s had to be completed and is",
+                                    smpi_operator_name(request->operator_));
     }
     if (status == SMPI_OK) {
         smpi_count(request->comm, request->operator_, request->path, request->passed);

@@ -116,6 +116,16 @@ void smpi_comm_close(smpi_comm *comm)
     free(comm->pointers);
     free(comm->gate);
     free(comm->members);
-    free(comm);
+    comm->is_closed = 1;
     reclaim(world);
+}
+
+int smpi_comm_is_closed(const smpi_comm *comm)
+{
+    return comm->is_closed;
+}
+
+void smpi_comm_delete(smpi_comm *comm)
+{
+    free(comm);
 }

@@ -22,6 +22,8 @@ struct smpi_comm {
     int64_t spin_left;            /* of it, for a wait in several pieces (smpi_doze) */
     int crowded;                  /* ranks outnumber cores: let others run at once */
     int revoked;                  /* an operator was given up in the middle; nothing works any more */
+    int interrupted;              /* the hook wanted to stop when it was too late */
+    int is_closed;                /* nothing but this struct is left */
     char *stage;                  /* this rank's staging memory (coll/stage.h), allocated at first use */
     struct smpi_parting *parting; /* made with the communicator, so that closing cannot fail */
 };

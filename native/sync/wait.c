@@ -58,7 +58,7 @@ static int first_missing(const struct smpi_comm *comm, size_t offset, uint64_t v
 static int revoked_by(const struct smpi_comm *comm)
 {
     for (int rank = 0; rank < comm->size; rank++) {
-        if (smpi_read_relaxed(&comm->gate[rank]->revoked)) {
+        if (smpi_read_acquire(&comm->gate[rank]->revoked) == SMPI_LEFT) {
             return rank;
         }
     }
@@ -68,8 +68,48 @@ static int revoked_by(const struct smpi_comm *comm)
 static int give_up(struct smpi_comm *comm, int status)
 {
     comm->revoked = 1;
-    smpi_write_relaxed(&comm->gate[comm->rank]->revoked, 1);
+    smpi_write_release(&comm->gate[comm->rank]->revoked, SMPI_LEFT);
     return status;
+}
+
+/* The hook wants this rank to stop. 1: it has left, and nobody will touch its memory. 0: too late, the operator is under way on some
+ * peer and must be completed here too; the caller is told afterwards.
+ *
+ * A peer that finds all words in place goes on unless a rank is leaving. So say so, give every core the time to make its word
+ * visible, and look: if a word is still missing, its owner will see this rank's mark before it goes on, and so will all who wait
+ * for that word. */
+static int leave(struct smpi_comm *comm)
+{
+    if (comm->interrupted) { /* asked for the second time: at whatever cost */
+        give_up(comm, 0);
+        return 1;
+    }
+    _Atomic uint32_t *mark = &comm->gate[comm->rank]->revoked;
+    atomic_exchange(mark, SMPI_LEAVING);
+    const struct timespec moment = {.tv_nsec = 1000000};
+    nanosleep(&moment, NULL);
+    if (comm->awaited != offsetof(struct smpi_gate, phase) &&
+        first_missing(comm, comm->awaited, comm->awaited_value, 0) < comm->size) {
+        give_up(comm, 0);
+        return 1;
+    }
+    smpi_write_release(mark, 0);
+    return 0;
+}
+
+/* All words are in place: whether nobody is leaving. Waits for those who are thinking about it. -1, or the rank that left. */
+static int left_by(const struct smpi_comm *comm)
+{
+    for (int rank = 0; rank < comm->size; rank++) {
+        uint32_t mark;
+        while ((mark = smpi_read_acquire(&comm->gate[rank]->revoked)) == SMPI_LEAVING) {
+            sched_yield();
+        }
+        if (mark == SMPI_LEFT) {
+            return rank;
+        }
+    }
+    return -1;
 }
 
 static int revoked(struct smpi_comm *comm, int culprit)
@@ -79,8 +119,8 @@ static int revoked(struct smpi_comm *comm, int culprit)
                      (unsigned long long)comm->epoch);
 }
 
-/* Everybody is here: let those run who went to sleep before the last came. */
-static void wake_sleepers(struct smpi_comm *comm)
+/* Everybody is here: let those run who went to sleep before the last came, and see that nobody has left. */
+static int arrive(struct smpi_comm *comm)
 {
     if (comm->crowded) {
         smpi_fence();
@@ -91,6 +131,8 @@ static void wake_sleepers(struct smpi_comm *comm)
             futex_wake(asleep);
         }
     }
+    const int culprit = left_by(comm);
+    return culprit < 0 ? SMPI_OK : revoked(comm, culprit);
 }
 
 static int sleep_until(struct smpi_comm *comm, size_t offset, uint64_t value, int missing)
@@ -117,10 +159,12 @@ static int sleep_until(struct smpi_comm *comm, size_t offset, uint64_t value, in
         if (now >= hook_at) {
             hook_at = now + HOOK_INTERVAL_NS;
             if (comm->world->hook && comm->world->hook()) {
-                smpi_write_relaxed(asleep, 0);
-                return smpi_fail(give_up(comm, SMPI_ERR_INTERRUPTED),
-                                 "interrupted while waiting for rank %d in operator %llu", missing,
-                                 (unsigned long long)comm->epoch);
+                if (leave(comm)) {
+                    smpi_write_relaxed(asleep, 0);
+                    return smpi_fail(SMPI_ERR_INTERRUPTED, "interrupted while waiting for rank %d in operator %llu",
+                                     missing, (unsigned long long)comm->epoch);
+                }
+                comm->interrupted = 1;
             }
         }
     }
@@ -164,8 +208,7 @@ int smpi_wait(struct smpi_comm *comm)
             return status;
         }
     }
-    wake_sleepers(comm);
-    return SMPI_OK;
+    return arrive(comm);
 }
 
 int smpi_poll(struct smpi_comm *comm)
@@ -174,8 +217,7 @@ int smpi_poll(struct smpi_comm *comm)
         const int culprit = revoked_by(comm);
         return culprit < 0 ? SMPI_AGAIN : revoked(comm, culprit);
     }
-    wake_sleepers(comm);
-    return SMPI_OK;
+    return arrive(comm);
 }
 
 void smpi_doze(struct smpi_comm *comm, int64_t until)

@@ -373,3 +373,20 @@ def test_barrier_lets_one_sided_communication_progress():
     win.Free()
     comm.Free()
     assert all(seen)
+
+
+@pytest.mark.mpi
+def test_an_object_whose_handle_another_has_freed():
+    """Objects share a handle; after Free through one of them the others must not reach for what is gone."""
+    one = MPI.COMM_WORLD.Dup()
+    other = MPI.Comm.f2py(one.py2f())
+    third = type(one)(one)
+    for comm in (one, other, third):
+        comm.Barrier()
+        comm.Allreduce(np.ones(3), np.ones(3))
+    one.Free()
+    if MPI.get_vendor()[0] != "Open MPI":  # which crashes on a dead handle itself
+        for comm in (other, third):
+            with pytest.raises(MPI.Exception):
+                comm.Barrier()
+    assert one == MPI.COMM_NULL
