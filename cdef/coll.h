@@ -58,8 +58,8 @@ const char *smpi_kernels_name(void);          /* the table of kernels in use: "b
 /* Two steps, so that the ranks can exchange gates in between. new: allocates this rank's gate in its heap; NULL without memory.
  * gate: the gate's address as this rank sees it. open: members[i] is the supernode rank of communicator rank i and gates[i] what
  * its smpi_comm_gate said; after it operators may be called as soon as this rank likes. close: never waits; this rank's gate
- * is reused once all peers have closed too. Afterwards the pointer may only be asked whether it is closed, and be deleted; the short
- * way of array.h asks for itself. delete: of one that is closed. */
+ * is reused once all peers have closed too. Afterwards the pointer may only be asked whether it is closed, and be deleted; the
+ * short way of array.h asks for itself. delete: of one that is closed. */
 smpi_comm *smpi_comm_new(smpi_world *world, int rank, int size);
 uint64_t smpi_comm_gate(const smpi_comm *comm);
 int smpi_comm_open(smpi_comm *comm, const int32_t *members, const uint64_t *gates);

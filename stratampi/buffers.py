@@ -807,7 +807,7 @@ def _teach() -> None:
     _learn(list, lib.SMPI_KNOWN_LIST)
 
 
-def runs(spec: Any, size: int) -> tuple[int, Any, Any, int] | None:
+def runs(spec: Any, size: int) -> tuple[Any, Any, Any, int] | None:
     """A vector specification in its usual forms, taken apart but not judged: buffer, counts, displs, datatype as array.h wants
     them.
 

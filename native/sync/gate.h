@@ -33,7 +33,8 @@ enum {
     SMPI_FLAG_MISFIT = 16,         /* the owner's own send and receive counts do not fit each other */
 };
 
-/* A gate's `revoked`: its owner thinks about leaving the operator in the middle; it has left, and the communicator is no good any more. */
+/* A gate's `revoked`: its owner thinks about leaving the operator in the middle; it has left, and the communicator is no good any
+ * more. */
 enum { SMPI_LEAVING = 1, SMPI_LEFT = 2 };
 
 struct smpi_line {

@@ -72,8 +72,8 @@ static int give_up(struct smpi_comm *comm, int status)
     return status;
 }
 
-/* The hook wants this rank to stop. 1: it has left, and nobody will touch its memory. 0: too late, the operator is under way on some
- * peer and must be completed here too; the caller is told afterwards.
+/* The hook wants this rank to stop. 1: it has left, and nobody will touch its memory. 0: too late, the operator is under way on
+ * some peer and must be completed here too; the caller is told afterwards.
  *
  * A peer that finds all words in place goes on unless a rank is leaving. So say so, give every core the time to make its word
  * visible, and look: if a word is still missing, its owner will see this rank's mark before it goes on, and so will all who wait

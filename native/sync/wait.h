@@ -22,7 +22,8 @@ void smpi_post_phase(struct smpi_comm *comm);
 int smpi_wait(struct smpi_comm *comm);
 int smpi_poll(struct smpi_comm *comm);
 
-/* Spins (for comm->spin_ns since the last post), then sleeps, until smpi_poll has something to say or it is `until` (smpi_now_ns), or for no reason. */
+/* Spins (for comm->spin_ns since the last post), then sleeps, until smpi_poll has something to say or it is `until` (smpi_now_ns),
+ * or for no reason. */
 void smpi_doze(struct smpi_comm *comm, int64_t until);
 
 int64_t smpi_now_ns(void); /* monotonic */
