@@ -213,6 +213,7 @@ static void all_operators(smpi_world *world, int rank, int size, void *arg)
         }
     }
     smpi_comm_close(comm);
+    smpi_comm_delete(comm);
 }
 
 static void test_all_operators(void)
@@ -270,6 +271,7 @@ static void differing(smpi_world *world, int rank, int size, void *arg)
         }
     }
     smpi_comm_close(comm);
+    smpi_comm_delete(comm);
 }
 
 static void test_differing_arguments(void)
@@ -293,6 +295,7 @@ static void hammer(smpi_world *world, int rank, int size, void *arg)
         CHECK_EQ(word, i);
     }
     smpi_comm_close(comm);
+    smpi_comm_delete(comm);
     uint64_t live = 0, after = 0;
     for (int i = 0; i < 600; i++) {
         comm = ranks_open(world, rank, size);
@@ -300,6 +303,7 @@ static void hammer(smpi_world *world, int rank, int size, void *arg)
         CHECK_EQ(smpi_allreduce(comm, &one, &sum, 1, SMPI_INT64, SMPI_SUM), SMPI_OK);
         CHECK_EQ(sum, size);
         smpi_comm_close(comm);
+        smpi_comm_delete(comm);
         smpi_heap_stats(world, i < 100 ? &live : &after, NULL, NULL, NULL, NULL);
     }
     CHECK(after <= live + 64 * 1024); /* gates come back */
