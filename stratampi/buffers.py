@@ -31,7 +31,7 @@ from ._native import ffi, lib
 from .errors import Error
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 CHARS: Any = ffi.typeof("char[]")
 _INT64S: Any = ffi.typeof("int64_t[]")
@@ -703,6 +703,21 @@ def vector(obj: Any, size: int, writable: bool, in_place: bool = False) -> Messa
     if in_place and (obj is None or obj is IN_PLACE):
         return _IN_PLACE
     return _native(_parse_vector(obj, size, writable))
+
+
+def both(first: Callable[[], Message], second: Callable[[], Message]) -> tuple[Message, Message]:
+    """Two sides, parsed in this order. One that is for MPI is only said so when the other has been looked at too: an error of its own
+    must not keep a rank from an agreement that it has begun."""
+    verdict = None
+    found = []
+    for parse in (first, second):
+        try:
+            found.append(parse())
+        except Unsupported as cannot:
+            verdict = verdict or cannot
+    if verdict is not None:
+        raise verdict
+    return found[0], found[1]
 
 
 def _native(message: Message) -> Message:

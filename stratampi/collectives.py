@@ -216,8 +216,10 @@ class Collectives(_Base):
         status = _allgather(self._ctx, id(sendbuf), id(recvbuf))
         if status == _PARSE and (ctx := self._open()):
             try:
-                recv = buffers.block(recvbuf, self.Get_size(), writable=True)
-                send = buffers.simple(sendbuf, writable=False, in_place=True)
+                recv, send = buffers.both(
+                    lambda: buffers.block(recvbuf, self.Get_size(), writable=True),
+                    lambda: buffers.simple(sendbuf, writable=False, in_place=True),
+                )
                 status = lib.smpi_allgather(ctx, send.data, send.nbytes, recv.data, recv.nbytes)
             except Unsupported as cannot:
                 status = lib.smpi_needs_mpi(ctx, lib.SMPI_ALLGATHER, 0, cannot.why)
@@ -238,8 +240,10 @@ class Collectives(_Base):
                 status = _PARSE
         if status == _PARSE and (ctx := self._open()):
             try:
-                recv = buffers.vector(recvbuf, self.Get_size(), writable=True)
-                send = buffers.simple(sendbuf, writable=False, in_place=True)
+                recv, send = buffers.both(
+                    lambda: buffers.vector(recvbuf, self.Get_size(), writable=True),
+                    lambda: buffers.simple(sendbuf, writable=False, in_place=True),
+                )
                 status = lib.smpi_allgatherv(ctx, send.data, send.nbytes, recv.data, recv.counts, recv.displs)
             except Unsupported as cannot:
                 status = lib.smpi_needs_mpi(ctx, lib.SMPI_ALLGATHERV, 0, cannot.why)
@@ -254,8 +258,10 @@ class Collectives(_Base):
         if status == _PARSE and (ctx := self._open()):
             try:
                 size = self.Get_size()
-                recv = buffers.block(recvbuf, size, writable=True)
-                send = buffers.block(sendbuf, size, writable=False, in_place=True)
+                recv, send = buffers.both(
+                    lambda: buffers.block(recvbuf, size, writable=True),
+                    lambda: buffers.block(sendbuf, size, writable=False, in_place=True),
+                )
                 status = lib.smpi_alltoall(ctx, send.data, send.nbytes, recv.data, recv.nbytes)
             except Unsupported as cannot:
                 status = lib.smpi_needs_mpi(ctx, lib.SMPI_ALLTOALL, 0, cannot.why)
@@ -277,8 +283,10 @@ class Collectives(_Base):
                 status = _PARSE
         if status == _PARSE and (ctx := self._open()):
             try:
-                recv = buffers.vector(recvbuf, size, writable=True)
-                send = buffers.vector(sendbuf, size, writable=False, in_place=True)
+                recv, send = buffers.both(
+                    lambda: buffers.vector(recvbuf, size, writable=True),
+                    lambda: buffers.vector(sendbuf, size, writable=False, in_place=True),
+                )
                 counts, displs = (ffi.NULL, ffi.NULL) if send.in_place else (send.counts, send.displs)
                 status = lib.smpi_alltoallv(ctx, send.data, counts, displs, recv.data, recv.counts, recv.displs)
             except Unsupported as cannot:

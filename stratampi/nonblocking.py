@@ -43,28 +43,36 @@ def _allreduce(comm: MPI.Comm, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM)
 
 
 def _allgather(comm: MPI.Comm, sendbuf: Any, recvbuf: Any) -> Filled:
-    recv = buffers.block(recvbuf, comm.Get_size(), writable=True)
-    send = buffers.simple(sendbuf, writable=False, in_place=True)
+    recv, send = buffers.both(
+        lambda: buffers.block(recvbuf, comm.Get_size(), writable=True),
+        lambda: buffers.simple(sendbuf, writable=False, in_place=True),
+    )
     return lib.smpi_plan_allgather, (send.data, send.nbytes, recv.data, recv.nbytes), (send, recv)
 
 
 def _allgatherv(comm: MPI.Comm, sendbuf: Any, recvbuf: Any) -> Filled:
-    recv = buffers.vector(recvbuf, comm.Get_size(), writable=True)
-    send = buffers.simple(sendbuf, writable=False, in_place=True)
+    recv, send = buffers.both(
+        lambda: buffers.vector(recvbuf, comm.Get_size(), writable=True),
+        lambda: buffers.simple(sendbuf, writable=False, in_place=True),
+    )
     return lib.smpi_plan_allgatherv, (send.data, send.nbytes, recv.data, recv.counts, recv.displs), (send, recv)
 
 
 def _alltoall(comm: MPI.Comm, sendbuf: Any, recvbuf: Any) -> Filled:
     size = comm.Get_size()
-    recv = buffers.block(recvbuf, size, writable=True)
-    send = buffers.block(sendbuf, size, writable=False, in_place=True)
+    recv, send = buffers.both(
+        lambda: buffers.block(recvbuf, size, writable=True),
+        lambda: buffers.block(sendbuf, size, writable=False, in_place=True),
+    )
     return lib.smpi_plan_alltoall, (send.data, send.nbytes, recv.data, recv.nbytes), (send, recv)
 
 
 def _alltoallv(comm: MPI.Comm, sendbuf: Any, recvbuf: Any) -> Filled:
     size = comm.Get_size()
-    recv = buffers.vector(recvbuf, size, writable=True)
-    send = buffers.vector(sendbuf, size, writable=False, in_place=True)
+    recv, send = buffers.both(
+        lambda: buffers.vector(recvbuf, size, writable=True),
+        lambda: buffers.vector(sendbuf, size, writable=False, in_place=True),
+    )
     counts, displs = (ffi.NULL, ffi.NULL) if send.in_place else (send.counts, send.displs)
     return lib.smpi_plan_alltoallv, (send.data, counts, displs, recv.data, recv.counts, recv.displs), (send, recv)
 
