@@ -8,8 +8,9 @@ The grammar is mpi4py's (4.1.2, msgbuffer.pxi), which has three readings of one 
 
 Invariant: what mpi4py would refuse before it calls MPI is refused here with the same exception type and text, before this rank
 has touched anything shared; a peer must never wait for a rank that raised over its own arguments. What is legal but not
-native (derived datatypes, device memory, BOTTOM, user ops) is `Unsupported`: the caller enters with that reason, and all ranks take
-mpi4py's method together. Where mpi4py's verdict depends on the exporter of the memory, mpi4py itself is asked (`_judge`).
+native (datatypes that are not taken apart, device memory, BOTTOM, user ops) is `Unsupported`: the caller enters with that reason,
+and all ranks take mpi4py's method together. Where mpi4py's verdict depends on the exporter of the memory, mpi4py itself is asked
+(`_judge`).
 
 Two departures, both on purpose. A count that runs past the memory raises, where mpi4py reads or writes beyond it. Arrays of
 bfloat16, and float16 where the MPI library has no such type, are accepted: the runtime knows these types.
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from itertools import accumulate
 from operator import index
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -28,13 +30,17 @@ from mpi4py import MPI
 from numpy import ndarray
 
 from ._native import ffi, lib
+from .datatypes import layout_of, place
 from .errors import Error
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from .datatypes import Layout
+
 CHARS: Any = ffi.typeof("char[]")
 _INT64S: Any = ffi.typeof("int64_t[]")
+_PARTS: Any = ffi.typeof("struct smpi_part[]")
 BOTTOM, IN_PLACE = MPI.BOTTOM, MPI.IN_PLACE
 from_buffer = ffi.from_buffer
 
@@ -58,6 +64,8 @@ class Unsupported(Exception):  # a verdict, not an error: the caller never lets 
 class Kind(NamedTuple):
     """What one element is. `code` is an SMPI_* type, or -1 for a datatype that the native path does not decode.
 
+    `itemsize` does not count gaps; where there are any, `layout` says where the bytes lie.
+
     `ops` has bit 1 << op where a reduction by op is legal. `handle` tells MPI datatypes apart as mpi4py does (MPI.LONG is
     not MPI.INT64_T); it is negative for types that MPI does not have.
     """
@@ -67,6 +75,7 @@ class Kind(NamedTuple):
     ops: int
     handle: int
     datatype: MPI.Datatype | None
+    layout: Layout | None = None
 
 
 class Message:
@@ -76,8 +85,10 @@ class Message:
     count: elements; in block form elements of one block, in vector form of all together.
     type, itemsize: SMPI_* code and bytes of an element. nbytes: count * itemsize.
     counts, displs: vector form only, `int64_t[size]` in bytes; the displacement of an empty run is 0.
-    keep: what owns the memory. why: SMPI_WHY_* if the native path cannot take it, else 0 (functions of this module that return
-    a Message raise Unsupported in that case).
+    parts: where the bytes lie, if there are gaps between them: `struct smpi_part[]`, one for each run that is not empty; data and
+    displs are then those of memory without gaps (packing.py). None: no gaps.
+    keep: what owns the memory. why: SMPI_WHY_* if the native path cannot take it, else 0 (functions of this module that return a
+    Message raise Unsupported in that case).
     """
 
     __slots__ = ("count", "data", "itemsize", "keep", "kind", "nbytes", "type")
@@ -85,6 +96,7 @@ class Message:
     counts: Any = None  # no slots: a slot to fill is a cost on every call, and these are rarely anything else
     displs: Any = None
     in_place: bool = False
+    parts: Any = None
     why: int = 0
 
     def __init__(self, data: Any, count: int, kind: Kind, keep: Any) -> None:
@@ -105,11 +117,11 @@ class Message:
 class _Parsed(Message):
     """A Message in which everything may be set."""
 
-    __slots__ = ("counts", "displs", "in_place", "why")
+    __slots__ = ("counts", "displs", "in_place", "parts", "why")
 
     def __init__(self, data: Any, count: int, kind: Kind, keep: Any) -> None:
         super().__init__(data, count, kind, keep)
-        self.counts = self.displs = None
+        self.counts = self.displs = self.parts = None
         self.in_place = False
         self.why = 0
 
@@ -224,8 +236,15 @@ def _kind_of_key(key: Any) -> Kind:
 
 
 def _kind_of_datatype(datatype: MPI.Datatype) -> Kind:
-    handle = datatype.handle
-    return _KIND_OF_HANDLE.get(handle) or Kind(-1, 0, 0, handle, datatype)
+    return _KIND_OF_HANDLE.get(datatype.handle) or _derived(datatype)
+
+
+def _derived(datatype: MPI.Datatype) -> Kind:
+    """A datatype that is no row of the table: to be moved, not to be reduced."""
+    layout = layout_of(datatype) if datatype != MPI.DATATYPE_NULL else None
+    if layout is None:
+        return Kind(-1, 0, 0, datatype.handle, datatype)
+    return Kind(lib.SMPI_BYTE, layout.size, 0, datatype.handle, datatype, layout if layout.ptr else None)
 
 
 # By the address of NumPy's own dtype objects, which live on. By address because long and long long are equal, and two MPI
@@ -480,7 +499,7 @@ def _is_integral(value: Any) -> bool:
 
 def _extent(kind: Kind, purpose: str) -> tuple[int, int]:
     """Lower bound and extent in bytes. purpose: what cannot be done without, for the text."""
-    if kind.code >= 0:
+    if kind.code >= 0 and kind.layout is None:
         return 0, kind.itemsize
     assert kind.datatype is not None
     if kind.datatype == MPI.DATATYPE_NULL:
@@ -587,6 +606,9 @@ def _parse(spec: Any, blocks: int, writable: bool) -> Message:
     if kind.code < 0:
         message.why = lib.SMPI_WHY_DATATYPE
         return message
+    if kind.layout is not None:
+        _scatter(message, buf, data, memory.nbytes, [(count * max(blocks, 1), offset)])
+        return message
     needed = message.nbytes * max(blocks, 1)
     if buf is IN_PLACE:  # to mpi4py a buffer of no bytes at MPI's own address
         message.why = lib.SMPI_WHY_LAYOUT
@@ -602,6 +624,32 @@ def _parse(spec: Any, blocks: int, writable: bool) -> Message:
             + (f" from displacement {displ} on" if offset else ""),
         )
     return message
+
+
+def _scatter(message: _Parsed, buf: Any, data: Any, nbytes: int, runs: list[tuple[int, int]]) -> None:
+    """Notes where the bytes of a message with gaps lie. runs: elements and bytes from `data` on.
+
+    What leaves the memory is MPI's affair: datatypes may reach where their buffer does not.
+    """
+    layout = message.kind.layout
+    assert layout is not None
+    parts = []
+    for elements, displ in runs:
+        if not elements:
+            continue
+        low, high = (displ + bound for bound in layout.span(elements))
+        if (
+            buf is None
+            or buf is BOTTOM
+            or buf is IN_PLACE
+            or ((low < 0 or high > nbytes) and not _reaches(buf, low, high))
+        ):
+            message.why = lib.SMPI_WHY_LAYOUT
+            return
+        parts.append((layout.ptr, data + displ, ffi.NULL, elements * message.itemsize))
+    message.data = _NOWHERE
+    if parts:
+        message.parts = ffi.new(_PARTS, parts)
 
 
 def _odd_runs(buf: Any, nbytes: int, itemsize: int, counts: list[int], displs: list[int]) -> int:
@@ -659,6 +707,16 @@ def _parse_vector(spec: Any, size: int, writable: bool) -> Message:
         message.why = lib.SMPI_WHY_DATATYPE if kind.code < 0 else lib.SMPI_WHY_LAYOUT
         return message
     itemsize = kind.itemsize
+    if kind.layout is not None:
+        for i, count in enumerate(counts):
+            if count < 0:
+                raise Error(MPI.ERR_COUNT, f"negative count {count} for rank {i}")
+        extent = kind.layout.extent
+        _scatter(message, buf, data, nbytes, [(n, displ * extent) for n, displ in zip(counts, displs, strict=True)])
+        displs = list(accumulate(counts, initial=0))[:-1]
+        message.counts = ffi.new(_INT64S, [count * itemsize for count in counts])
+        message.displs = ffi.new(_INT64S, [displ * itemsize for displ in displs])
+        return message
     limit = nbytes // itemsize
     for count, displ in zip(counts, displs, strict=True):
         if count <= 0 or displ < 0 or displ + count > limit:
@@ -678,8 +736,10 @@ _IN_PLACE = _Parsed(ffi.NULL, 0, _kind_of_datatype(MPI.BYTE), None)
 _IN_PLACE.in_place = True
 
 
-def simple(obj: Any, writable: bool, in_place: bool = False) -> Message:
+def simple(obj: Any, writable: bool, in_place: bool = False, gaps: bool = False) -> Message:
     """One run of elements. in_place: MPI.IN_PLACE and None mean MPI.IN_PLACE here, instead of being refused.
+
+    gaps: the caller takes messages with `parts` (packing.py); without, they are MPI's.
 
     Raises:
         Unsupported: legal, but for MPI.
@@ -688,26 +748,32 @@ def simple(obj: Any, writable: bool, in_place: bool = False) -> Message:
     """
     if in_place and (obj is None or obj is IN_PLACE):
         return _IN_PLACE
-    return _native(_parse(obj, 0, writable))
+    return _native(_parse(obj, 0, writable), gaps)
 
 
-def block(obj: Any, size: int, writable: bool, in_place: bool = False) -> Message:
+def block(obj: Any, size: int, writable: bool, in_place: bool = False, gaps: bool = False) -> Message:
     """`size` equal runs, one behind the other; count and nbytes are those of one run. Otherwise as `simple`."""
     if in_place and (obj is None or obj is IN_PLACE):
         return _IN_PLACE
-    return _native(_parse(obj, size, writable))
+    return _native(_parse(obj, size, writable), gaps)
 
 
-def vector(obj: Any, size: int, writable: bool, in_place: bool = False) -> Message:
+def vector(obj: Any, size: int, writable: bool, in_place: bool = False, gaps: bool = False) -> Message:
     """`size` runs of their own counts and displacements. Otherwise as `simple`."""
     if in_place and (obj is None or obj is IN_PLACE):
         return _IN_PLACE
-    return _native(_parse_vector(obj, size, writable))
+    return _native(_parse_vector(obj, size, writable), gaps)
 
 
-def _native(message: Message) -> Message:
+def _native(message: Message, gaps: bool) -> Message:
     if message.why:
         raise Unsupported(message.why)
+    if message.parts is not None:
+        if not gaps:
+            raise Unsupported(lib.SMPI_WHY_DATATYPE)
+        message.data = place(message.parts)
+        if not message.data:
+            raise Unsupported(lib.SMPI_WHY_MEMORY)
     return message
 
 

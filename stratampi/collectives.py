@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
-from . import buffers
+from . import buffers, packing
 from ._native import ffi, lib
 from .buffers import Unsupported, runs
 from .errors import check
@@ -172,8 +172,12 @@ class Collectives(_Base):
         status = _bcast(self._ctx, id(buf), root)
         if status == _PARSE and (ctx := self._open()):
             try:
-                data = buffers.simple(buf, writable=bool(root != self.Get_rank()))
+                sends = root == self.Get_rank()
+                data = buffers.simple(buf, writable=not sends, gaps=True)
+                packing.load(data if sends else None, None)
                 status = lib.smpi_bcast(ctx, data.data, data.nbytes, root)
+                if not sends:
+                    packing.store(status, data)
             except Unsupported as cannot:
                 status = lib.smpi_needs_mpi(ctx, lib.SMPI_BCAST, root, cannot.why)
         if not status:
@@ -216,9 +220,11 @@ class Collectives(_Base):
         status = _allgather(self._ctx, id(sendbuf), id(recvbuf))
         if status == _PARSE and (ctx := self._open()):
             try:
-                recv = buffers.block(recvbuf, self.Get_size(), writable=True)
-                send = buffers.simple(sendbuf, writable=False, in_place=True)
+                recv = buffers.block(recvbuf, self.Get_size(), writable=True, gaps=True)
+                send = buffers.simple(sendbuf, writable=False, in_place=True, gaps=True)
+                packing.load(send, recv)
                 status = lib.smpi_allgather(ctx, send.data, send.nbytes, recv.data, recv.nbytes)
+                packing.store(status, recv)
             except Unsupported as cannot:
                 status = lib.smpi_needs_mpi(ctx, lib.SMPI_ALLGATHER, 0, cannot.why)
         if not status:
@@ -238,9 +244,11 @@ class Collectives(_Base):
                 status = _PARSE
         if status == _PARSE and (ctx := self._open()):
             try:
-                recv = buffers.vector(recvbuf, self.Get_size(), writable=True)
-                send = buffers.simple(sendbuf, writable=False, in_place=True)
+                recv = buffers.vector(recvbuf, self.Get_size(), writable=True, gaps=True)
+                send = buffers.simple(sendbuf, writable=False, in_place=True, gaps=True)
+                packing.load(send, recv)
                 status = lib.smpi_allgatherv(ctx, send.data, send.nbytes, recv.data, recv.counts, recv.displs)
+                packing.store(status, recv)
             except Unsupported as cannot:
                 status = lib.smpi_needs_mpi(ctx, lib.SMPI_ALLGATHERV, 0, cannot.why)
         if not status:
@@ -254,9 +262,11 @@ class Collectives(_Base):
         if status == _PARSE and (ctx := self._open()):
             try:
                 size = self.Get_size()
-                recv = buffers.block(recvbuf, size, writable=True)
-                send = buffers.block(sendbuf, size, writable=False, in_place=True)
+                recv = buffers.block(recvbuf, size, writable=True, gaps=True)
+                send = buffers.block(sendbuf, size, writable=False, in_place=True, gaps=True)
+                packing.load(send, recv)
                 status = lib.smpi_alltoall(ctx, send.data, send.nbytes, recv.data, recv.nbytes)
+                packing.store(status, recv)
             except Unsupported as cannot:
                 status = lib.smpi_needs_mpi(ctx, lib.SMPI_ALLTOALL, 0, cannot.why)
         if not status:
@@ -277,10 +287,12 @@ class Collectives(_Base):
                 status = _PARSE
         if status == _PARSE and (ctx := self._open()):
             try:
-                recv = buffers.vector(recvbuf, size, writable=True)
-                send = buffers.vector(sendbuf, size, writable=False, in_place=True)
+                recv = buffers.vector(recvbuf, size, writable=True, gaps=True)
+                send = buffers.vector(sendbuf, size, writable=False, in_place=True, gaps=True)
                 counts, displs = (ffi.NULL, ffi.NULL) if send.in_place else (send.counts, send.displs)
+                packing.load(send, recv)
                 status = lib.smpi_alltoallv(ctx, send.data, counts, displs, recv.data, recv.counts, recv.displs)
+                packing.store(status, recv)
             except Unsupported as cannot:
                 status = lib.smpi_needs_mpi(ctx, lib.SMPI_ALLTOALLV, 0, cannot.why)
         if not status:

@@ -3,7 +3,7 @@
 A handle is taken apart once (MPI 5.1, section 5.1.13) and what was found hangs on it as an MPI attribute, so it goes when the
 datatype is freed, and a later datatype with the same handle starts anew.
 
-    blocks of one step    Step(offset, count, stride, nbytes, children)     as struct smpi_node, children as a tuple
+    blocks of one step    Step(offset, times, stride, nbytes, children)     as struct smpi_node, children as a tuple
 
 Steps are joined as they are made: what lies side by side is one block, blocks at one distance are one step. So a subarray has a
 step for each dimension that it does not take whole, whatever its size. A datatype whose bytes lie in a row from its start to its
@@ -43,7 +43,7 @@ class Step(NamedTuple):
     """A node of a layout, with its children."""
 
     offset: int
-    count: int
+    times: int
     stride: int
     nbytes: int
     children: tuple[Step, ...]
@@ -97,7 +97,7 @@ def _join(steps: Iterable[tuple[int, Step | None]]) -> Step | None:
             continue
         moved = step._replace(offset=step.offset + offset)
         last = joined[-1] if joined else None
-        if last and not last.children and not moved.children and last.count == moved.count == 1:
+        if last and not last.children and not moved.children and last.times == moved.times == 1:
             if moved.offset == last.offset + last.nbytes:
                 joined[-1] = last._replace(nbytes=last.nbytes + moved.nbytes)
                 continue
@@ -192,7 +192,7 @@ def _flatten(root: Step) -> Any:
     for step in queue:
         if len(queue) + len(step.children) > lib.SMPI_LAYOUT_NODES:
             raise _NotTaken
-        rows.append([step.offset, step.count, step.stride, step.nbytes, len(queue), len(step.children)])
+        rows.append([step.offset, step.times, step.stride, step.nbytes, len(queue), len(step.children)])
         queue += step.children
     return ffi.new("struct smpi_node[]", rows)
 
@@ -213,10 +213,28 @@ def _free(layout: Any) -> None:
     lib.smpi_layout_free(world().ptr, layout)
 
 
+def _free_block(block: Any) -> None:
+    lib.smpi_heap_free(world().ptr, block)
+
+
+def place(parts: Any) -> Any:
+    """Memory in the heap for all of a `struct smpi_part[]`, one behind the other; NULL if there is none. Goes with the result."""
+    block = lib.smpi_heap_alloc(world().ptr, sum(part.bytes for part in parts), 0)
+    if not block:
+        return block
+    block = at = ffi.gc(ffi.cast("char *", block), _free_block)
+    for part in parts:
+        part.packed = at
+        at += part.bytes
+    return block
+
+
 def _take_apart(datatype: MPI.Datatype) -> Layout | None:
     step = _steps(datatype)
     size, (lb, extent) = datatype.Get_size(), datatype.Get_extent()
-    if step is None or (step.offset, step.count, step.nbytes, step.children, lb, extent) == (0, 1, size, (), 0, size):
+    if step is None:
+        raise _NotTaken
+    if (step.offset, step.times, step.nbytes, step.children, lb, extent) == (0, 1, size, (), 0, size):
         return Layout(size, lb, extent, ffi.NULL)
     nodes = _flatten(step)
     ptr = lib.smpi_layout_new(world().ptr, nodes, len(nodes), extent) if world().ready else ffi.NULL
@@ -228,15 +246,12 @@ def layout_of(datatype: MPI.Datatype) -> Layout | None:
     global _keyval
     if _keyval == MPI.KEYVAL_INVALID:
         _keyval = MPI.Datatype.Create_keyval()
-    known = datatype.Get_attr(_keyval)
-    if known is None:
-        if not _is_committed(datatype):
-            return None
+    known: Any = datatype.Get_attr(_keyval)
+    if known is None and _is_committed(datatype):
         try:
             known = _take_apart(datatype)
-            if known is None:  # no memory now
-                return None
         except _NotTaken:
             known = False
-        datatype.Set_attr(_keyval, known)
+        if known is not None:  # there was memory
+            datatype.Set_attr(_keyval, known)
     return known or None

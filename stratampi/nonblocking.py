@@ -11,23 +11,25 @@ from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
-from . import buffers, requests
+from . import buffers, packing, requests
 from ._native import ffi, lib
 from .buffers import Unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    Filled = tuple[Any, tuple[Any, ...], Any]  # runtime function, its arguments behind the request, what to keep
+    Sides = tuple[buffers.Message | None, buffers.Message | None]  # send and receive
+    Filled = tuple[Any, tuple[Any, ...], Sides]  # runtime function, its arguments behind the request, what it moves
 
 
 def _barrier(comm: MPI.Comm) -> Filled:
-    return lib.smpi_plan_barrier, (), None
+    return lib.smpi_plan_barrier, (), (None, None)
 
 
 def _bcast(comm: MPI.Comm, buf: Any, root: int = 0) -> Filled:
-    data = buffers.simple(buf, writable=bool(root != comm.Get_rank()))
-    return lib.smpi_plan_bcast, (data.data, data.nbytes, root), data
+    sends = root == comm.Get_rank()
+    data = buffers.simple(buf, writable=not sends, gaps=True)
+    return lib.smpi_plan_bcast, (data.data, data.nbytes, root), (data, None) if sends else (None, data)
 
 
 def _reduce(comm: MPI.Comm, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, root: int = 0) -> Filled:
@@ -43,28 +45,28 @@ def _allreduce(comm: MPI.Comm, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM)
 
 
 def _allgather(comm: MPI.Comm, sendbuf: Any, recvbuf: Any) -> Filled:
-    recv = buffers.block(recvbuf, comm.Get_size(), writable=True)
-    send = buffers.simple(sendbuf, writable=False, in_place=True)
+    recv = buffers.block(recvbuf, comm.Get_size(), writable=True, gaps=True)
+    send = buffers.simple(sendbuf, writable=False, in_place=True, gaps=True)
     return lib.smpi_plan_allgather, (send.data, send.nbytes, recv.data, recv.nbytes), (send, recv)
 
 
 def _allgatherv(comm: MPI.Comm, sendbuf: Any, recvbuf: Any) -> Filled:
-    recv = buffers.vector(recvbuf, comm.Get_size(), writable=True)
-    send = buffers.simple(sendbuf, writable=False, in_place=True)
+    recv = buffers.vector(recvbuf, comm.Get_size(), writable=True, gaps=True)
+    send = buffers.simple(sendbuf, writable=False, in_place=True, gaps=True)
     return lib.smpi_plan_allgatherv, (send.data, send.nbytes, recv.data, recv.counts, recv.displs), (send, recv)
 
 
 def _alltoall(comm: MPI.Comm, sendbuf: Any, recvbuf: Any) -> Filled:
     size = comm.Get_size()
-    recv = buffers.block(recvbuf, size, writable=True)
-    send = buffers.block(sendbuf, size, writable=False, in_place=True)
+    recv = buffers.block(recvbuf, size, writable=True, gaps=True)
+    send = buffers.block(sendbuf, size, writable=False, in_place=True, gaps=True)
     return lib.smpi_plan_alltoall, (send.data, send.nbytes, recv.data, recv.nbytes), (send, recv)
 
 
 def _alltoallv(comm: MPI.Comm, sendbuf: Any, recvbuf: Any) -> Filled:
     size = comm.Get_size()
-    recv = buffers.vector(recvbuf, size, writable=True)
-    send = buffers.vector(sendbuf, size, writable=False, in_place=True)
+    recv = buffers.vector(recvbuf, size, writable=True, gaps=True)
+    send = buffers.vector(sendbuf, size, writable=False, in_place=True, gaps=True)
     counts, displs = (ffi.NULL, ffi.NULL) if send.in_place else (send.counts, send.displs)
     return lib.smpi_plan_alltoallv, (send.data, counts, displs, recv.data, recv.counts, recv.displs), (send, recv)
 
@@ -88,10 +90,20 @@ def _plan(comm: MPI.Comm, operator: str, args: tuple[Any, ...], kwargs: dict[str
     try:
         function, arguments, keep = planner(comm, *args, **kwargs)
     except Unsupported as cannot:
-        function, arguments, keep = lib.smpi_plan_mpi, (code, _root_of(operator, args, kwargs), cannot.why), None
+        function, arguments, keep = (
+            lib.smpi_plan_mpi,
+            (code, _root_of(operator, args, kwargs), cannot.why),
+            (None, None),
+        )
     mpi = getattr(MPI.Comm, "I" + operator)
+    parts = packing.parts(*keep)
+
+    def fill(request: Any) -> None:
+        function(request, *arguments)
+        lib.smpi_plan_parts(request, *parts)
+
     return requests.Plan(
-        fill=lambda request: function(request, *arguments),
+        fill=fill,
         keep=(keep, args, kwargs),
         fall_back=lambda duplicate: mpi(duplicate, *args, **kwargs),
     )

@@ -49,6 +49,7 @@ static int start(struct smpi_request *request)
     if (status) {
         return status;
     }
+    smpi_pack(request->packs, request->pack_count);
     struct smpi_line *line = smpi_begin(comm, request->operator_);
     line->root = request->root;
     request->fill(request, line);
@@ -70,6 +71,7 @@ static int end(struct smpi_request *request, int status)
                                     smpi_operator_name(request->operator_));
     }
     if (status == SMPI_OK) {
+        smpi_unpack(request->unpacks, request->unpack_count);
         smpi_count(request->comm, request->operator_, request->path, request->passed);
     }
     return status;
@@ -146,6 +148,15 @@ int smpi_request_wait(smpi_request *request, int64_t us)
         smpi_doze(request->comm, until);
     }
     return request->status;
+}
+
+void smpi_plan_parts(smpi_request *request, const struct smpi_part *packs, size_t pack_count,
+                     const struct smpi_part *unpacks, size_t unpack_count)
+{
+    request->packs = packs;
+    request->pack_count = pack_count;
+    request->unpacks = unpacks;
+    request->unpack_count = unpack_count;
 }
 
 static void ask(struct smpi_request *request, struct smpi_line *line)
