@@ -12,7 +12,7 @@
 typedef struct smpi_comm smpi_comm;
 
 enum smpi_operator {
-    SMPI_BARRIER, SMPI_BCAST, SMPI_REDUCE, SMPI_ALLREDUCE, SMPI_ALLGATHER, SMPI_ALLGATHERV, SMPI_ALLTOALL, SMPI_ALLTOALLV,
+    SMPI_BARRIER, SMPI_BCAST, SMPI_REDUCE, SMPI_ALLREDUCE, SMPI_ALLGATHER, SMPI_ALLGATHERV, SMPI_ALLTOALL, SMPI_ALLTOALLV, SMPI_ALLTOALLW,
     SMPI_OPERATOR_COUNT
 };
 
@@ -82,6 +82,10 @@ int smpi_allgatherv(smpi_comm *comm, const void *send, size_t send_bytes, void *
 int smpi_alltoall(smpi_comm *comm, const void *send, size_t send_bytes, void *recv, size_t recv_bytes); /* bytes of one block */
 int smpi_alltoallv(smpi_comm *comm, const void *send, const int64_t *send_counts, const int64_t *send_displs, void *recv,
                    const int64_t *recv_counts, const int64_t *recv_displs);
+/* As smpi_alltoallv, but a block's bytes lie as its layout says; counts are without gaps. An entry of NULL: no gaps. */
+int smpi_alltoallw(smpi_comm *comm, const void *send, const int64_t *send_counts, const int64_t *send_displs,
+                   const smpi_layout *const *send_layouts, void *recv, const int64_t *recv_counts, const int64_t *recv_displs,
+                   const smpi_layout *const *recv_layouts);
 
 /* Counters of this process, all communicators together: calls[operator * SMPI_PATH_COUNT + path], why[reason] as asked by this
  * rank, bytes[path]: user bytes this rank passed in. */

@@ -27,6 +27,11 @@ recv_bytes); void smpi_plan_alltoallv(smpi_request *request, const void *send, c
 *send_displs, void *recv,
                          const int64_t *recv_counts, const int64_t *recv_displs);
 
+/* The arrays of layouts are the caller's and must live as long as the request. */
+void smpi_plan_alltoallw(smpi_request *request, const void *send, const int64_t *send_counts, const int64_t *send_displs,
+                         const smpi_layout *const *send_layouts, void *recv, const int64_t *recv_counts,
+                         const int64_t *recv_displs, const smpi_layout *const *recv_layouts);
+
 /* After one of the above: parts that are packed at each start, and parts that are unpacked when the result is SMPI_OK. The arrays are
  * the caller's and must live as long as the request. NULL, 0: none. */
 void smpi_plan_parts(smpi_request *request, const struct smpi_part *packs, size_t pack_count, const struct smpi_part *unpacks,

@@ -1,10 +1,11 @@
 """Buffer specifications: from what the user wrote to an address, a count and a basic type.
 
-The grammar is mpi4py's (4.1.2, msgbuffer.pxi), which has three readings of one text:
+The grammar is mpi4py's (4.1.2, msgbuffer.pxi), which has four readings of one text:
 
     simple   one run of elements           Bcast, reductions, a rank's own block in Allgather
     block    `size` equal runs             both sides of Alltoall, the receive side of Allgather
     vector   `size` runs, each anywhere    both sides of Alltoallv, the receive side of Allgatherv
+    each     as vector, of many datatypes  both sides of Alltoallw
 
 Invariant: what mpi4py would refuse before it calls MPI is refused here with the same exception type and text, before this rank
 has touched anything shared; a peer must never wait for a rank that raised over its own arguments. What is legal but not
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 CHARS: Any = ffi.typeof("char[]")
 _INT64S: Any = ffi.typeof("int64_t[]")
+_LAYOUTS: Any = ffi.typeof("smpi_layout *[]")
 _PARTS: Any = ffi.typeof("struct smpi_part[]")
 BOTTOM, IN_PLACE = MPI.BOTTOM, MPI.IN_PLACE
 from_buffer = ffi.from_buffer
@@ -47,6 +49,7 @@ from_buffer = ffi.from_buffer
 # Taken now: the runner puts other communicators in their place.
 _Datatype, _Comm, _SELF = MPI.Datatype, MPI.Comm, MPI.COMM_SELF
 _typedict: dict[Any, Any] = MPI._typedict  # the dict itself, which users change
+_BYTE = MPI.BYTE
 _NOWHERE: Any = ffi.new("char[128]")  # where nothing is sent from: C reads NULL as IN_PLACE
 _LONG_MAX = 2**63 - 1
 _TOO_LARGE = "Python int too large to convert to C long"
@@ -86,7 +89,7 @@ class Message:
     type, itemsize: SMPI_* code and bytes of an element. nbytes: count * itemsize.
     counts, displs: vector form only, `int64_t[size]` in bytes; the displacement of an empty run is 0.
     parts: where the bytes lie, if there are gaps between them: `struct smpi_part[]`, one for each run that is not empty; data and
-    displs are then those of memory without gaps (packing.py). None: no gaps.
+    displs are then those of memory without gaps (packing.py). None: no gaps. layouts: of `each` only, `smpi_layout *[size]`.
     keep: what owns the memory. why: SMPI_WHY_* if the native path cannot take it, else 0 (functions of this module that return a
     Message raise Unsupported in that case).
     """
@@ -96,6 +99,7 @@ class Message:
     counts: Any = None  # no slots: a slot to fill is a cost on every call, and these are rarely anything else
     displs: Any = None
     in_place: bool = False
+    layouts: Any = ffi.NULL
     parts: Any = None
     why: int = 0
 
@@ -117,12 +121,13 @@ class Message:
 class _Parsed(Message):
     """A Message in which everything may be set."""
 
-    __slots__ = ("counts", "displs", "in_place", "parts", "why")
+    __slots__ = ("counts", "displs", "in_place", "layouts", "parts", "why")
 
     def __init__(self, data: Any, count: int, kind: Kind, keep: Any) -> None:
         super().__init__(data, count, kind, keep)
         self.counts = self.displs = self.parts = None
         self.in_place = False
+        self.layouts = ffi.NULL
         self.why = 0
 
 
@@ -729,6 +734,56 @@ def _parse_vector(spec: Any, size: int, writable: bool) -> Message:
     return message
 
 
+def _parse_each(spec: Any, size: int, writable: bool) -> Message:
+    """message_vector_w of mpi4py: `size` runs, each with a datatype of its own and a displacement in bytes. As vector form, with
+    `layouts`.
+    """
+    n = len(spec)
+    counts = displs = None
+    if n == 2:
+        buf, types = spec
+    elif n == 3:
+        buf, (counts, displs), types = spec
+    elif n == 4:
+        buf, counts, displs, types = spec
+    else:
+        raise ValueError("message: expecting 2 to 4 items")
+    if buf is BOTTOM:
+        if counts is None:
+            raise ValueError("message: BOTTOM requires counts")
+        if displs is None:
+            raise ValueError("message: BOTTOM requires displs")
+    data, nbytes, _, keep = _memory(buf, _BYTE, writable, bare=buf is None)
+    if counts is None and displs is None:
+        counts, displs = [1] * size, [0] * size
+    else:
+        counts, displs = _longs(counts, size), _longs(displs, size)
+    if len(types) != size:
+        raise ValueError(f"expecting {size} items, got {len(types)}")
+    kinds = []
+    for i in range(size):
+        if not isinstance(types[i], _Datatype):
+            raise TypeError(f"Cannot convert {type(types[i]).__name__} to mpi4py.MPI.Datatype")
+        kinds.append(_kind_of_datatype(types[i]))
+    message = _Parsed(data, sum(counts), _kind_of_datatype(_BYTE), keep)
+    for i, (kind, count, displ) in enumerate(zip(kinds, counts, displs, strict=True)):
+        if count < 0:
+            raise Error(MPI.ERR_COUNT, f"negative count {count} for rank {i}")
+        if kind.code < 0:
+            message.why = lib.SMPI_WHY_DATATYPE
+        elif count:
+            low, high = kind.layout.span(count) if kind.layout is not None else (0, count * kind.itemsize)
+            low, high = low + displ, high + displ
+            if buf is BOTTOM or ((low < 0 or high > nbytes) and not _reaches(buf, low, high)):
+                message.why = lib.SMPI_WHY_LAYOUT
+    message.nbytes = sum(count * kind.itemsize for count, kind in zip(counts, kinds, strict=True))
+    message.counts = ffi.new(_INT64S, [count * kind.itemsize for count, kind in zip(counts, kinds, strict=True)])
+    message.displs = ffi.new(_INT64S, [displ if count else 0 for count, displ in zip(counts, displs, strict=True)])
+    message.layouts = ffi.new(_LAYOUTS, [ffi.NULL if kind.layout is None else kind.layout.ptr for kind in kinds])
+    message.keep = (keep, kinds)
+    return message
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # What the collectives call
 
@@ -763,6 +818,13 @@ def vector(obj: Any, size: int, writable: bool, in_place: bool = False, gaps: bo
     if in_place and (obj is None or obj is IN_PLACE):
         return _IN_PLACE
     return _native(_parse_vector(obj, size, writable), gaps)
+
+
+def each(obj: Any, size: int, writable: bool, in_place: bool = False) -> Message:
+    """`size` runs of their own counts, displacements and datatypes: Alltoallw. `layouts` tells the gaps. Otherwise as `simple`."""
+    if in_place and (obj is None or obj is IN_PLACE):
+        return _IN_PLACE
+    return _native(_parse_each(obj, size, writable), False)
 
 
 def _native(message: Message, gaps: bool) -> Message:

@@ -299,3 +299,24 @@ class Collectives(_Base):
             return
         check(status, self)
         super().Alltoallv(sendbuf, recvbuf)
+
+    def Alltoallw(self, sendbuf: Any, recvbuf: Any) -> None:
+        """As Alltoallv, with a datatype for each block and displacements in bytes (MPI 5.1, section 6.8)."""
+        status = int(_MPI)
+        if ctx := self._open():
+            try:
+                size = self.Get_size()
+                recv = buffers.each(recvbuf, size, writable=True)
+                send = buffers.each(sendbuf, size, writable=False, in_place=True)
+                counts, displs = (ffi.NULL, ffi.NULL) if send.in_place else (send.counts, send.displs)
+                out, into = (
+                    (send.data, counts, displs, send.layouts),
+                    (recv.data, recv.counts, recv.displs, recv.layouts),
+                )
+                status = lib.smpi_alltoallw(ctx, *out, *into)
+            except Unsupported as cannot:
+                status = lib.smpi_needs_mpi(ctx, lib.SMPI_ALLTOALLW, 0, cannot.why)
+        if not status:
+            return
+        check(status, self)
+        super().Alltoallw(sendbuf, recvbuf)

@@ -71,6 +71,15 @@ def _alltoallv(comm: MPI.Comm, sendbuf: Any, recvbuf: Any) -> Filled:
     return lib.smpi_plan_alltoallv, (send.data, counts, displs, recv.data, recv.counts, recv.displs), (send, recv)
 
 
+def _alltoallw(comm: MPI.Comm, sendbuf: Any, recvbuf: Any) -> Filled:
+    size = comm.Get_size()
+    recv = buffers.each(recvbuf, size, writable=True)
+    send = buffers.each(sendbuf, size, writable=False, in_place=True)
+    counts, displs = (ffi.NULL, ffi.NULL) if send.in_place else (send.counts, send.displs)
+    out, into = (send.data, counts, displs, send.layouts), (recv.data, recv.counts, recv.displs, recv.layouts)
+    return lib.smpi_plan_alltoallw, (*out, *into), (send, recv)
+
+
 PLANNERS: dict[str, tuple[int, Callable[..., Filled]]] = {
     "barrier": (lib.SMPI_BARRIER, _barrier),
     "bcast": (lib.SMPI_BCAST, _bcast),
@@ -80,6 +89,7 @@ PLANNERS: dict[str, tuple[int, Callable[..., Filled]]] = {
     "allgatherv": (lib.SMPI_ALLGATHERV, _allgatherv),
     "alltoall": (lib.SMPI_ALLTOALL, _alltoall),
     "alltoallv": (lib.SMPI_ALLTOALLV, _alltoallv),
+    "alltoallw": (lib.SMPI_ALLTOALLW, _alltoallw),
 }
 """Operator (mpi4py's name in lower case) -> the runtime's number for it, and its planner."""
 

@@ -32,7 +32,7 @@ struct smpi_pieces smpi_keep_pieces(struct smpi_request *request, int which, con
         counts = kept;
         displs = kept + size;
     }
-    return (struct smpi_pieces){base, counts, displs};
+    return (struct smpi_pieces){base, counts, displs, NULL};
 }
 
 static int agree(struct smpi_request *request)
@@ -64,6 +64,13 @@ static int end(struct smpi_request *request, int status)
         smpi_heap_free(request->comm->world, request->scratch);
         request->scratch = NULL;
     }
+    if (request->layouts) {
+        smpi_heap_free(request->comm->world, request->layouts);
+        request->layouts = NULL;
+    }
+    if (status == SMPI_OK) {
+        smpi_unpack(request->unpacks, request->unpack_count);
+    }
     if (request->comm->interrupted) {
         request->comm->interrupted = 0;
         status = status ? status
@@ -71,7 +78,6 @@ static int end(struct smpi_request *request, int status)
                                     smpi_operator_name(request->operator_));
     }
     if (status == SMPI_OK) {
-        smpi_unpack(request->unpacks, request->unpack_count);
         smpi_count(request->comm, request->operator_, request->path, request->passed);
     }
     return status;

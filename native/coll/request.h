@@ -31,6 +31,7 @@ struct smpi_request {
     size_t passed;                 /* bytes for the statistics */
     struct smpi_pieces from, to;
     void *scratch;                           /* in the heap, until the end */
+    uint64_t *layouts;                       /* in the heap, until the end: [2 size] of Alltoallw */
     const struct smpi_part *packs, *unpacks; /* what is packed at the start and unpacked at the end */
     size_t pack_count, unpack_count;
     union {

@@ -15,6 +15,7 @@ const char *smpi_operator_name(int op)
     case SMPI_ALLGATHERV: return "allgatherv";
     case SMPI_ALLTOALL: return "alltoall";
     case SMPI_ALLTOALLV: return "alltoallv";
+    case SMPI_ALLTOALLW: return "alltoallw";
     case SMPI_OPERATOR_COUNT: break;
     }
     return "unknown operator";

@@ -59,7 +59,10 @@ static void descend(struct cursor *cursor, const struct smpi_node *node, char *s
 
 static struct cursor cursor_at(const struct smpi_layout *layout, char *base, size_t position)
 {
-    struct cursor cursor = {.layout = layout};
+    struct cursor cursor;
+    cursor.layout = layout;
+    cursor.depth = 0;
+    cursor.stride = 0;
     if (!layout) {
         cursor.at = base + position;
         cursor.rest = cursor.block = SIZE_MAX / 2;
@@ -161,6 +164,10 @@ void smpi_layout_copy(const smpi_layout *to, void *dst, const smpi_layout *from,
                       size_t last)
 {
     if (first >= last) {
+        return;
+    }
+    if (!to && !from) {
+        smpi_copy((char *)dst + first, (const char *)src + first, last - first);
         return;
     }
     struct cursor write = cursor_at(to, dst, first);

@@ -352,3 +352,114 @@ def test_nonblocking_and_persistent() -> None:
             assert all_true((a[:, min(RANK, 1)] == wanted[0]).all() and (RANK == 0 or (a[:, 0] == wanted[RANK]).all()))
         persistent.Free()
     column.Free()
+
+
+@cases
+@large
+def test_alltoallw(seed: int, n: int, count: int, leaf: int) -> None:
+    """Every pair of ranks has datatypes of its own; blocks lie in one buffer a side, in any order."""
+    rng = random.Random(seed * 10 + RANK)
+    common = random.Random(seed)
+    counts = [[common.choice([0, 1, count]) for _ in range(SIZE)] for _ in range(SIZE)]
+
+    def side() -> tuple[list[Side], np.ndarray, list[int]]:
+        """A Side for each peer, and one memory for all of them in which the i-th lies from start[i] on."""
+        sides = [Side(rng, LEAVES[leaf], n, count + 1, 1) for _ in range(SIZE)]
+        order = list(range(SIZE))
+        rng.shuffle(order)
+        starts, end = [0] * SIZE, 0
+        for i in order:
+            starts[i] = end
+            end += sides[i].memory.size
+        memory = (stratampi.empty if rng.random() < 0.5 else np.empty)(end, np.uint8)
+        for start, each in zip(starts, sides, strict=True):
+            memory[start : start + each.memory.size] = each.before
+        return sides, memory, starts
+
+    def units(each: Side) -> int:
+        return each.count // (count + 1)
+
+    def spec(sides: list[Side], memory: np.ndarray, starts: list[int], blocks: list[int]) -> list[Any]:
+        elements = [units(each) * block for each, block in zip(sides, blocks, strict=True)]
+        displs = [start + ROOM for start in starts]
+        types = [each.datatype for each in sides]
+        return [memory, elements, displs, types] if seed % 2 else [memory, (elements, displs), types]
+
+    def places(sides: list[Side], starts: list[int], blocks: list[int]) -> list[np.ndarray]:
+        return [
+            each.at(units(each) * block, 0) + start for each, start, block in zip(sides, starts, blocks, strict=True)
+        ]
+
+    out, sent, out_starts = side()
+    into, received, in_starts = side()
+    outgoing, incoming = counts[RANK], [counts[s][RANK] for s in range(SIZE)]
+    before, calls = received.copy(), by_mpi()
+    sends, receives = spec(out, sent, out_starts, outgoing), spec(into, received, in_starts, incoming)
+    result = before.copy()
+    arrived = AGREE.alltoall([sent[place] for place in places(out, out_starts, outgoing)])
+    for place, bytes_ in zip(places(into, in_starts, incoming), arrived, strict=True):
+        result[place] = bytes_
+    COMM.Alltoallw(sends, receives)
+    ok = np.array_equal(received, result)
+    received[:] = before
+    COMM.Ialltoallw(sends, receives).Wait()
+    ok &= np.array_equal(received, result)
+
+    # In place the counts of a pair are the same both ways.
+    both = [counts[min(s, RANK)][max(s, RANK)] for s in range(SIZE)]
+    received[:] = before
+    result[:] = before
+    arrived = AGREE.alltoall([before[place] for place in places(into, in_starts, both)])
+    for place, bytes_ in zip(places(into, in_starts, both), arrived, strict=True):
+        result[place] = bytes_
+    COMM.Alltoallw(MPI.IN_PLACE, spec(into, received, in_starts, both))
+    ok &= np.array_equal(received, result)
+    native = by_mpi() == calls
+    for each in out + into:
+        each.free()
+    assert all_true(ok)
+    assert all_true(native or not NATIVE)
+
+
+def test_alltoallw_of_a_transpose() -> None:
+    """A parallel FFT's exchange: slabs along the rows to slabs along the columns."""
+    n, m = 4 * SIZE, 6 * SIZE
+    whole = np.arange(n * m, dtype=np.float64).reshape(n, m)
+    rows, columns = n // SIZE, m // SIZE
+    sends = [MPI.DOUBLE.Create_subarray([rows, m], [rows, columns], [0, p * columns]).Commit() for p in range(SIZE)]
+    receives = [MPI.DOUBLE.Create_subarray([n, columns], [rows, columns], [p * rows, 0]).Commit() for p in range(SIZE)]
+    for make in (np.empty, stratampi.empty):
+        a, b = make((rows, m)), make((n, columns))
+        a[:] = whole[RANK * rows : (RANK + 1) * rows]
+        COMM.Alltoallw([a, sends], [b, receives])
+        assert all_true(np.array_equal(b, whole[:, RANK * columns : (RANK + 1) * columns]))
+    for datatype in sends + receives:
+        datatype.Free()
+
+
+def test_alltoallw_refuses_as_mpi4py_does() -> None:
+    a = np.zeros(4 * SIZE, np.int32)
+    types, ones, zeros = [MPI.INT] * SIZE, [1] * SIZE, [0] * SIZE
+    good = [a.copy(), ones, zeros, types]
+    bad: list[Any] = [
+        [a],
+        [a, ones, zeros, types, 1],
+        [a, ones, types],
+        [a, ones, None, types],
+        [a, [1] * (SIZE + 1), zeros, types],
+        [a, ones, [0.5] * SIZE, types],
+        [a, types + types],
+        [a, ["i"] * SIZE],
+        [MPI.BOTTOM, types],
+        [MPI.BOTTOM, (ones, None), types],
+        [object(), types],
+        7,
+    ]
+    for spec in bad:
+        for args in ((spec, good), (good, spec)):
+            told = []
+            for comm in (PLAIN, COMM):
+                with pytest.raises((ValueError, TypeError)) as caught:
+                    comm.Alltoallw(*args)
+                told.append((caught.type, str(caught.value)))
+            assert told[0] == told[1], (spec, told)
