@@ -143,7 +143,7 @@ LEGAL: tuple[int, ...] = tuple(
 )
 """SMPI_* type -> bits 1 << op of the reductions that MPI defines for it."""
 
-_OP_NAMES = ("SUM", "PROD", "MAX", "MIN", "LAND", "LOR", "LXOR", "BAND", "BOR", "BXOR")
+_OP_NAMES = ("SUM", "PROD", "MAX", "MIN", "LAND", "LOR", "LXOR", "BAND", "BOR", "BXOR", "MAXLOC", "MINLOC")
 
 OP_OF: dict[int, int] = {getattr(MPI, name).handle: getattr(lib, f"SMPI_{name}") for name in _OP_NAMES}
 """`MPI.Op.handle` -> SMPI_* op (mpi4py's handles cannot be hashed; copies such as `MPI.Op(MPI.SUM)` have the same handle)."""
@@ -244,12 +244,24 @@ def _kind_of_datatype(datatype: MPI.Datatype) -> Kind:
     return _KIND_OF_HANDLE.get(datatype.handle) or _derived(datatype)
 
 
+_PAIRS = {  # a value and where it is
+    MPI.SHORT_INT.handle: lib.SMPI_INT16_INT32,
+    MPI.TWOINT.handle: lib.SMPI_INT32_INT32,
+    MPI.LONG_INT.handle: lib.SMPI_INT64_INT32,
+    MPI.FLOAT_INT.handle: lib.SMPI_FLOAT32_INT32,
+    MPI.DOUBLE_INT.handle: lib.SMPI_FLOAT64_INT32,
+    MPI.LONG_DOUBLE_INT.handle: lib.SMPI_LONGDOUBLE_INT32,
+}
+
+
 def _derived(datatype: MPI.Datatype) -> Kind:
-    """A datatype that is no row of the table: to be moved, not to be reduced."""
+    """A datatype that is no row of the table: to be moved; predefined ops are for the pairs alone."""
     layout = layout_of(datatype) if datatype != MPI.DATATYPE_NULL else None
     if layout is None:
         return Kind(-1, 0, 0, datatype.handle, datatype)
-    return Kind(lib.SMPI_BYTE, layout.size, 0, datatype.handle, datatype, layout if layout.ptr else None)
+    code = _PAIRS.get(datatype.handle, lib.SMPI_BYTE)
+    ops = LEGAL[code] if code != lib.SMPI_BYTE else 0
+    return Kind(code, layout.size, ops, datatype.handle, datatype, layout if layout.ptr else None)
 
 
 # By the address of NumPy's own dtype objects, which live on. By address because long and long long are equal, and two MPI
@@ -843,7 +855,7 @@ def op_code(op: Any) -> int:
     """The SMPI_* op of a predefined op.
 
     Raises:
-        Unsupported: an op of the user's, MINLOC, MAXLOC, or one that is not for reductions.
+        Unsupported: an op of the user's, or one that is not for reductions.
         TypeError: no MPI.Op, as mpi4py.
     """
     if not isinstance(op, MPI.Op):
@@ -854,26 +866,27 @@ def op_code(op: Any) -> int:
     return code
 
 
-def reduction(
-    sendbuf: Any, recvbuf: Any, op: Any, receives: bool = True, in_place: bool = True
-) -> tuple[Message, Message, int]:
-    """Both sides of a reduction and the op's code.
+def is_users(op: Any) -> bool:
+    """Whether the op is one of the user's (MPI 5.1, section 6.9.5)."""
+    return isinstance(op, MPI.Op) and op != MPI.OP_NULL and not op.is_predefined
+
+
+def sides(
+    sendbuf: Any, recvbuf: Any, receives: bool = True, in_place: bool = True, gaps: bool = False, why: int = 0
+) -> tuple[Message, Message]:
+    """Both sides of a reduction. `gaps` as for `simple`.
 
     receives: False on a rank that is not the root of Reduce; recvbuf is then ignored and the second Message is the first.
     in_place: whether this operator has MPI.IN_PLACE on this rank; never where `receives` is False.
+    why: the caller's own reason for MPI, for which arguments that mpi4py refuses are refused first.
 
     Raises:
-        ValueError: the two sides differ in datatype or count, as mpi4py; otherwise as `simple` and `op_code`.
+        ValueError: the two sides differ in datatype or count, as mpi4py; otherwise as `simple`.
     """
-    why = 0
-    try:
-        code = op_code(op)
-    except Unsupported as verdict:
-        code, why = -1, verdict.why
     recv: Message = _IN_PLACE
     if receives and in_place and (sendbuf is None or sendbuf is IN_PLACE):
         send: Message = _IN_PLACE
-        recv = simple(recvbuf, True)
+        recv = _parse(recvbuf, 0, True)
     else:
         if receives:
             recv = _parse(recvbuf, 0, True)
@@ -889,6 +902,23 @@ def reduction(
             raise ValueError(f"mismatch in send count {send.count} and receive count {recv.count}")
     if send.why or recv.why or why:
         raise Unsupported(send.why or recv.why or why)
+    return _native(send, gaps), recv if recv is send else _native(recv, gaps)
+
+
+def reduction(
+    sendbuf: Any, recvbuf: Any, op: Any, receives: bool = True, in_place: bool = True, gaps: bool = False
+) -> tuple[Message, Message, int]:
+    """Both sides of a reduction, as `sides`, and the op's code.
+
+    Raises:
+        As `sides` and `op_code`.
+    """
+    why = 0
+    try:
+        code = op_code(op)
+    except Unsupported as verdict:
+        code, why = -1, verdict.why
+    send, recv = sides(sendbuf, recvbuf, receives, in_place, gaps, why)
     if not recv.kind.ops >> code & 1:
         raise Unsupported(lib.SMPI_WHY_OP)
     return send, recv, code

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
-from . import buffers, packing
+from . import buffers, packing, userops
 from ._native import ffi, lib
 from .buffers import Unsupported, runs
 from .errors import check
@@ -172,7 +172,7 @@ class Collectives(_Base):
         status = _bcast(self._ctx, id(buf), root)
         if status == _PARSE and (ctx := self._open()):
             try:
-                sends = root == self.Get_rank()
+                sends = bool(root == self.Get_rank())
                 data = buffers.simple(buf, writable=not sends, gaps=True)
                 packing.load(data if sends else None, None)
                 status = lib.smpi_bcast(ctx, data.data, data.nbytes, root)
@@ -191,9 +191,17 @@ class Collectives(_Base):
         if status == _PARSE and (ctx := self._open()):
             try:
                 is_root = bool(root == self.Get_rank())
-                send, recv, code = buffers.reduction(sendbuf, recvbuf, op, receives=is_root, in_place=is_root)
-                target = recv.data if is_root else ffi.NULL
-                status = lib.smpi_reduce(ctx, send.data, target, recv.count, recv.type, code, root)
+                if buffers.is_users(op):
+                    size = self.Get_size()
+                    status = userops.reduce(ctx, size, lib.SMPI_REDUCE, sendbuf, recvbuf, op, root, receives=is_root)
+                else:
+                    both = buffers.reduction(sendbuf, recvbuf, op, receives=is_root, in_place=is_root, gaps=True)
+                    send, recv, code = both
+                    target = recv.data if is_root else ffi.NULL
+                    packing.load(send, recv if is_root else None)
+                    status = lib.smpi_reduce(ctx, send.data, target, recv.count, recv.type, code, root)
+                    if is_root:
+                        packing.store(status, recv)
             except Unsupported as cannot:
                 status = lib.smpi_needs_mpi(ctx, lib.SMPI_REDUCE, root, cannot.why)
         if not status:
@@ -206,8 +214,13 @@ class Collectives(_Base):
         status = _allreduce(self._ctx, id(sendbuf), id(recvbuf), id(op))
         if status == _PARSE and (ctx := self._open()):
             try:
-                send, recv, code = buffers.reduction(sendbuf, recvbuf, op)
-                status = lib.smpi_allreduce(ctx, send.data, recv.data, recv.count, recv.type, code)
+                if buffers.is_users(op):
+                    status = userops.reduce(ctx, self.Get_size(), lib.SMPI_ALLREDUCE, sendbuf, recvbuf, op)
+                else:
+                    send, recv, code = buffers.reduction(sendbuf, recvbuf, op, gaps=True)
+                    packing.load(send, recv)
+                    status = lib.smpi_allreduce(ctx, send.data, recv.data, recv.count, recv.type, code)
+                    packing.store(status, recv)
             except Unsupported as cannot:
                 status = lib.smpi_needs_mpi(ctx, lib.SMPI_ALLREDUCE, 0, cannot.why)
         if not status:

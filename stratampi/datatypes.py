@@ -213,20 +213,23 @@ def _free(layout: Any) -> None:
     lib.smpi_layout_free(world().ptr, layout)
 
 
-def _free_block(block: Any) -> None:
-    lib.smpi_heap_free(world().ptr, block)
+def _free_block(found: Any) -> None:
+    lib.smpi_heap_free(world().ptr, found)
+
+
+def block(nbytes: int) -> Any:
+    """Memory in the heap as a `char *`, which owns it; NULL if there is none."""
+    found = ffi.cast("char *", lib.smpi_heap_alloc(world().ptr, nbytes, 0))
+    return ffi.gc(found, _free_block) if found else found
 
 
 def place(parts: Any) -> Any:
-    """Memory in the heap for all of a `struct smpi_part[]`, one behind the other; NULL if there is none. Goes with the result."""
-    block = lib.smpi_heap_alloc(world().ptr, sum(part.bytes for part in parts), 0)
-    if not block:
-        return block
-    block = at = ffi.gc(ffi.cast("char *", block), _free_block)
-    for part in parts:
+    """As `block`, for all of a `struct smpi_part[]`, one behind the other."""
+    at = found = block(sum(part.bytes for part in parts))
+    for part in parts if found else ():
         part.packed = at
         at += part.bytes
-    return block
+    return found
 
 
 def _take_apart(datatype: MPI.Datatype) -> Layout | None:

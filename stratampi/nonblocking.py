@@ -27,20 +27,24 @@ def _barrier(comm: MPI.Comm) -> Filled:
 
 
 def _bcast(comm: MPI.Comm, buf: Any, root: int = 0) -> Filled:
-    sends = root == comm.Get_rank()
+    sends = bool(root == comm.Get_rank())
     data = buffers.simple(buf, writable=not sends, gaps=True)
     return lib.smpi_plan_bcast, (data.data, data.nbytes, root), (data, None) if sends else (None, data)
 
 
 def _reduce(comm: MPI.Comm, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, root: int = 0) -> Filled:
     is_root = bool(root == comm.Get_rank())
-    send, recv, code = buffers.reduction(sendbuf, recvbuf, op, receives=is_root, in_place=is_root)
+    send, recv, code = buffers.reduction(sendbuf, recvbuf, op, receives=is_root, in_place=is_root, gaps=True)
     target = recv.data if is_root else ffi.NULL
-    return lib.smpi_plan_reduce, (send.data, target, recv.count, recv.type, code, root), (send, recv)
+    return (
+        lib.smpi_plan_reduce,
+        (send.data, target, recv.count, recv.type, code, root),
+        (send, recv if is_root else None),
+    )
 
 
 def _allreduce(comm: MPI.Comm, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> Filled:
-    send, recv, code = buffers.reduction(sendbuf, recvbuf, op)
+    send, recv, code = buffers.reduction(sendbuf, recvbuf, op, gaps=True)
     return lib.smpi_plan_allreduce, (send.data, recv.data, recv.count, recv.type, code), (send, recv)
 
 

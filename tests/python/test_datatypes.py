@@ -463,3 +463,141 @@ def test_alltoallw_refuses_as_mpi4py_does() -> None:
                     comm.Alltoallw(*args)
                 told.append((caught.type, str(caught.value)))
             assert told[0] == told[1], (spec, told)
+
+
+PAIRS = {
+    "h": MPI.SHORT_INT,
+    "i": MPI.TWOINT,
+    "l": MPI.LONG_INT,
+    "f": MPI.FLOAT_INT,
+    "d": MPI.DOUBLE_INT,
+    "g": MPI.LONG_DOUBLE_INT,
+}
+
+
+@given(
+    char=st.sampled_from(sorted(PAIRS)),
+    count=st.sampled_from([0, 1, 7, 500, 5000, 40_000]),
+    seed=st.integers(0, 999),
+    largest=st.booleans(),
+)
+@example(char="d", count=40_000, seed=1, largest=True)
+def test_value_and_location(char: str, count: int, seed: int, largest: bool) -> None:
+    """MAXLOC and MINLOC on all pair types; of equal values the lower location (MPI 5.1, section 6.9.4). Gaps keep their bytes."""
+    dtype = np.dtype([("value", char), ("place", "i")], align=True)
+    root = seed % SIZE
+    drawn = []
+    for rank in range(SIZE):
+        rng = np.random.default_rng([seed, rank])
+        each = np.empty(count, dtype)
+        each["value"], each["place"] = rng.integers(-2, 3, count), rng.integers(-9, 9, count)
+        drawn.append(each)
+    sign = -1 if largest else 1
+    keys = np.array([[sign * each["value"], each["place"]] for each in drawn], np.int64).reshape(SIZE, 2, count)
+    best = keys[0]
+    for key in keys[1:]:
+        takes = (key[0] < best[0]) | ((key[0] == best[0]) & (key[1] < best[1]))
+        best = np.where(takes, key, best)
+    gaps = np.ones(dtype.itemsize, bool)
+    gaps[: 10 if char == "g" else dtype["value"].itemsize] = False
+    gaps[dtype.fields["place"][1] : dtype.fields["place"][1] + 4] = False
+    gaps[10:16] &= char != "g"  # a long double's own padding
+
+    def is_best(got: np.ndarray) -> bool:
+        right = np.array_equal(got["value"], sign * best[0]) and np.array_equal(got["place"], best[1])
+        return bool(right and (got.view(np.uint8).reshape(count, dtype.itemsize)[:, gaps] == 0x5A).all())
+
+    registered = np.random.default_rng([seed, RANK]).integers(0, 4)
+    send, recv = (
+        (stratampi.empty if registered >> i & 1 else np.empty)(count * dtype.itemsize, np.uint8) for i in range(2)
+    )
+    send[:] = drawn[RANK].view(np.uint8)
+    datatype, op = PAIRS[char], MPI.MAXLOC if largest else MPI.MINLOC
+    before = by_mpi()
+    recv[:] = 0x5A
+    COMM.Allreduce([send, datatype], [recv, datatype], op)
+    ok = is_best(recv.view(dtype))
+    recv[:] = 0x5A
+    COMM.Reduce([send, datatype], [recv, datatype] if root == RANK else None, op, root)
+    ok &= is_best(recv.view(dtype)) if root == RANK else bool((recv == 0x5A).all())
+    recv[:] = 0x5A
+    inside = recv.view(dtype)
+    inside["value"], inside["place"] = drawn[RANK]["value"], drawn[RANK]["place"]
+    COMM.Iallreduce(MPI.IN_PLACE, [recv, datatype], op).Wait()
+    ok &= is_best(recv.view(dtype))
+    assert all_true(ok)
+    assert all_true(by_mpi() == before or not NATIVE)
+
+
+def times(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Products of 2 x 2 matrices of uint64, one a row: associative, not commutative, exact."""
+    return (a.reshape(-1, 2, 2) @ b.reshape(-1, 2, 2)).reshape(-1, 4)
+
+
+@given(count=st.sampled_from([0, 1, 3, 200, 300, 5000]), seed=st.integers(0, 999), gap=st.integers(0, 2))
+@example(count=5000, seed=1, gap=0)
+@example(count=5000, seed=2, gap=1)
+def test_ops_of_the_users(count: int, seed: int, gap: int) -> None:
+    """A matrix is a contiguous datatype, or one with a gap inside and another behind; gap 2: with a lower bound below it."""
+    root = seed % SIZE
+    drawn = [
+        np.random.default_rng([seed, r]).integers(0, 2**64, (count, 4), np.uint64, endpoint=False) for r in range(SIZE)
+    ]
+    result = drawn[0]
+    for each in drawn[1:]:
+        result = times(result, each)
+    columns = [0, 1, 3, 4] if gap else [0, 1, 2, 3]  # of the words of one element
+    words = 6 if gap else 4
+    if gap:
+        base = MPI.UINT64_T.Create_vector(2, 2, 3)
+        datatype = base.Create_resized(-8 * (gap - 1), 8 * words).Commit()
+    else:
+        datatype = MPI.UINT64_T.Create_contiguous(4).Commit()
+
+    def product(a: memoryview, b: memoryview, type_: MPI.Datatype) -> None:
+        left = np.frombuffer(a, np.uint64)
+        right = np.frombuffer(b, np.uint64)
+        x, y = left.reshape(-1, words)[:, columns], right.reshape(-1, words)
+        y[:, columns] = times(x, y[:, columns])
+
+    op = MPI.Op.Create(product, commute=bool(seed % 2))
+    make = stratampi.empty if np.random.default_rng([seed, RANK]).integers(0, 2) else np.empty
+    send, recv = make((count + 1, words), np.uint64), make((count + 1, words), np.uint64)
+    blank = np.full((count + 1, words), 7, np.uint64)
+    send[:] = blank
+    send[:count, columns] = drawn[RANK]
+    wanted_ = blank.copy()
+    wanted_[:count, columns] = result
+    before = by_mpi()
+    recv[:] = blank
+    COMM.Allreduce([send, count, datatype], [recv, count, datatype], op)
+    ok = np.array_equal(recv, wanted_)
+    recv[:] = send
+    COMM.Allreduce(MPI.IN_PLACE, [recv, count, datatype], op)
+    ok &= np.array_equal(recv, wanted_)
+    recv[:] = blank
+    COMM.Reduce([send, count, datatype], [recv, count, datatype] if root == RANK else None, op, root)
+    ok &= np.array_equal(recv, wanted_ if root == RANK else blank)
+    native = by_mpi() == before
+    op.Free()
+    datatype.Free()
+    assert all_true(ok)
+    assert all_true(native or not NATIVE)
+
+
+def test_an_op_of_the_users_meets_its_like() -> None:
+    """Errors of the caller come before a peer is concerned; ranks whose ops or counts differ are all told."""
+    op = MPI.Op.Create(lambda a, b, datatype: None)
+    a, b = np.ones(2000), np.ones(2000)
+    for comm in (PLAIN, COMM):
+        with pytest.raises(ValueError, match="mismatch in send count"):
+            comm.Allreduce([a, 3], [b, 2], op)
+        with pytest.raises(MPI.Exception) as caught:
+            comm.Reduce(a, b, op, SIZE)
+        assert caught.value.Get_error_class() == MPI.ERR_ROOT
+    if NATIVE and SIZE > 1:
+        with pytest.raises(MPI.Exception, match="do not fit together"):
+            COMM.Allreduce(a, b, MPI.SUM if RANK == 0 else op)
+        with pytest.raises(MPI.Exception, match="do not fit together"):
+            COMM.Allreduce(a[: 1500 + (RANK == 0)], b[: 1500 + (RANK == 0)], op)
+    op.Free()
