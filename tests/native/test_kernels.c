@@ -446,7 +446,7 @@ static void put_pair(int type, unsigned char *at, size_t i, int value, int32_t p
 static void test_locations(void)
 {
     enum { MOST = 5, COUNT = 1000 };
-    static unsigned char sources[MOST][COUNT * 20], wanted[COUNT * 20];
+    static unsigned char sources[MOST][COUNT * 20], best_of[COUNT * 20];
     for (int type = SMPI_INT16_INT32; type <= SMPI_LONGDOUBLE_INT32; type++) {
         for (int round = 0; round < 2 * MOST * num_tables; round++) {
             const int op = round % 2 ? SMPI_MAXLOC : SMPI_MINLOC, num = 1 + round / 2 % MOST;
@@ -466,15 +466,15 @@ static void test_locations(void)
                         best_place = place;
                     }
                 }
-                put_pair(type, wanted, i, best, best_place);
+                put_pair(type, best_of, i, best, best_place);
             }
             tables[round / (2 * MOST)]->reduce[type][op](sources[num - 1], from, num, COUNT);
             size_t wrong = 0;
             const size_t size = smpi_type_size(type);
             for (size_t i = 0; i < COUNT; i++) { /* a long double's last bytes are padding */
                 const size_t value = type == SMPI_LONGDOUBLE_INT32 ? 10 : size - 4;
-                wrong += memcmp(sources[num - 1] + i * size, wanted + i * size, value) != 0;
-                wrong += memcmp(sources[num - 1] + (i + 1) * size - 4, wanted + (i + 1) * size - 4, 4) != 0;
+                wrong += memcmp(sources[num - 1] + i * size, best_of + i * size, value) != 0;
+                wrong += memcmp(sources[num - 1] + (i + 1) * size - 4, best_of + (i + 1) * size - 4, 4) != 0;
             }
             CHECK_EQ(wrong, 0);
         }

@@ -1,5 +1,5 @@
 /* test_layout.c - layouts against a list of all their bytes: packing, unpacking and copies from one layout to another, whole and in
- * ranges that begin and end anywhere; what is no layout is refused. */
+ * ranges that begin and end anywhere; what is no layout is refused. Then the operators that know layouts, on ranks that are threads. */
 #include "check.h"
 #include "ranks.h"
 
@@ -244,6 +244,128 @@ static void body(smpi_world *world, int rank, int size, void *arg)
     CHECK_EQ(blocks, 0);
 }
 
+/* Where element (row, column) of a matrix of `rows` x `columns` int32 on rank lies; what it holds. */
+static int32_t value_of(int rank, size_t row, size_t column)
+{
+    return (int32_t)((size_t)rank * 1000000 + row * 1000 + column);
+}
+
+static smpi_layout *columns_of(smpi_world *world, int64_t rows, int64_t width, int64_t line, int64_t first)
+{
+    const struct smpi_node node = {4 * first, rows, 4 * line, 4 * rows * width, 0, 0};
+    smpi_layout *layout = smpi_layout_new(world, &node, 1, 4 * rows * line);
+    REQUIRE(layout != NULL);
+    return layout;
+}
+
+static int32_t *matrix(smpi_world *world, int registered, size_t elements)
+{
+    int32_t *made = registered ? smpi_heap_alloc(world, elements * sizeof *made, 0) : malloc(elements * sizeof *made);
+    REQUIRE(made != NULL);
+    memset(made, 0xff, elements * sizeof *made);
+    return made;
+}
+
+static void drop_matrix(smpi_world *world, int registered, int32_t *made)
+{
+    if (registered) {
+        smpi_heap_free(world, made);
+    } else {
+        free(made);
+    }
+}
+
+/* Columns [d w, (d + 1) w) of every rank's rows x (size w) matrix go to rank d, which puts them side by side, one column apart. */
+static void exchange(smpi_world *world, smpi_comm *comm, int rank, int size, int64_t rows, int64_t width,
+                     unsigned round)
+{
+    const int registered[2] = {(int)(round >> rank & 1), (int)(round >> (rank + 1) & 1)};
+    const int64_t line = width * size, wide = (width + 1) * size;
+    int32_t *send = matrix(world, registered[0], (size_t)(rows * line));
+    int32_t *recv = matrix(world, registered[1], (size_t)(rows * wide));
+    const smpi_layout *out[RANKS_MAX], *in[RANKS_MAX];
+    int64_t counts[RANKS_MAX], zeros[RANKS_MAX];
+    for (int i = 0; i < size; i++) {
+        out[i] = columns_of(world, rows, width, line, i * width);
+        in[i] = columns_of(world, rows, width, wide, i * (width + 1));
+        counts[i] = 4 * rows * width;
+        zeros[i] = 0;
+    }
+    for (int64_t i = 0; i < rows * line; i++) {
+        send[i] = value_of(rank, (size_t)(i / line), (size_t)(i % line));
+    }
+    CHECK_EQ(smpi_alltoallw(comm, send, counts, zeros, out, recv, counts, zeros, in), SMPI_OK);
+    size_t wrong = 0;
+    for (int64_t i = 0; i < rows * wide; i++) {
+        const int64_t row = i / wide, source = i % wide / (width + 1), column = i % wide % (width + 1);
+        wrong +=
+            recv[i] != (column == width ? -1 : value_of((int)source, (size_t)row, (size_t)(rank * width + column)));
+    }
+    CHECK_EQ(wrong, 0);
+
+    /* Rank 0's columns to all, as a request that packs and unpacks. */
+    const size_t bytes = (size_t)counts[0];
+    void *packed = smpi_heap_alloc(world, bytes, 0);
+    REQUIRE(packed != NULL);
+    const struct smpi_part pack = {out[0], send, packed, bytes}, unpack = {in[1 % size], recv, packed, bytes};
+    smpi_request *request = smpi_request_new(comm);
+    smpi_plan_bcast(request, packed, bytes, 0);
+    smpi_plan_parts(request, &pack, rank == 0, &unpack, rank != 0);
+    for (int turn = 0; turn < 2; turn++) {
+        send[0] = turn;
+        CHECK_EQ(smpi_request_start(request), SMPI_OK);
+        CHECK_EQ(smpi_request_wait(request, -1), SMPI_OK);
+        CHECK_EQ(rank == 0 ? turn : recv[(size_t)(1 % size) * (size_t)(width + 1)], turn);
+    }
+    smpi_request_free(request);
+
+    /* Counts that do not fit are told to all. */
+    if (size > 1) {
+        counts[0] += rank == size - 1 ? 4 : 0;
+        CHECK_EQ(smpi_alltoallw(comm, send, counts, zeros, NULL, recv, counts, zeros, NULL), SMPI_ERR_MISMATCH);
+    }
+
+    void *all = smpi_heap_alloc(world, bytes * (size_t)size, 0);
+    REQUIRE(all != NULL);
+    send[0] = rank;
+    CHECK_EQ(smpi_contribute(comm, SMPI_ALLREDUCE, 0, send, bytes, all), SMPI_OK);
+    for (int i = 0; i < size; i++) {
+        int32_t first;
+        memcpy(&first, (char *)all + (size_t)i * bytes, sizeof first);
+        CHECK_EQ(first, i);
+    }
+    CHECK_EQ(smpi_contribute(comm, SMPI_REDUCE, size - 1, send, bytes, rank == size - 1 ? all : NULL), SMPI_OK);
+    CHECK_EQ(smpi_contribute(comm, SMPI_REDUCE, size, send, bytes, all), SMPI_MPI);
+    smpi_heap_free(world, all);
+    smpi_heap_free(world, packed);
+    for (int i = 0; i < size; i++) {
+        smpi_layout_free(world, (smpi_layout *)(uintptr_t)out[i]);
+        smpi_layout_free(world, (smpi_layout *)(uintptr_t)in[i]);
+    }
+    drop_matrix(world, registered[0], send);
+    drop_matrix(world, registered[1], recv);
+}
+
+static void ranks_body_of_exchange(smpi_world *world, int rank, int size, void *arg)
+{
+    (void)arg;
+    smpi_comm *comm = ranks_open(world, rank, size);
+    static const int64_t SHAPES[][2] = {{1, 1}, {7, 3}, {40, 16}, {200, 70}, {300, 300}};
+    for (unsigned round = 0; round < 16; round++) {
+        for (size_t i = 0; i < sizeof SHAPES / sizeof SHAPES[0]; i++) {
+            exchange(world, comm, rank, size, SHAPES[i][0], SHAPES[i][1], round);
+        }
+    }
+    smpi_comm_close(comm);
+}
+
+static void test_exchange(void)
+{
+    for (int size = 1; size <= 4; size++) {
+        ranks_run(size, 64 << 20, ranks_body_of_exchange, NULL);
+    }
+}
+
 static void test_layouts(void)
 {
     ranks_run(1, 64 << 20, body, NULL);
@@ -252,5 +374,6 @@ static void test_layouts(void)
 int main(void)
 {
     CHECK_RUN(test_layouts);
+    CHECK_RUN(test_exchange);
     return check_result();
 }
