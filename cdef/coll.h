@@ -12,7 +12,8 @@
 typedef struct smpi_comm smpi_comm;
 
 enum smpi_operator {
-    SMPI_BARRIER, SMPI_BCAST, SMPI_REDUCE, SMPI_ALLREDUCE, SMPI_ALLGATHER, SMPI_ALLGATHERV, SMPI_ALLTOALL, SMPI_ALLTOALLV, SMPI_ALLTOALLW,
+    SMPI_BARRIER, SMPI_BCAST, SMPI_REDUCE, SMPI_ALLREDUCE, SMPI_ALLGATHER, SMPI_ALLGATHERV, SMPI_ALLTOALL, SMPI_ALLTOALLV,
+    SMPI_ALLTOALLW,
     SMPI_OPERATOR_COUNT
 };
 
@@ -79,8 +80,8 @@ int smpi_barrier(smpi_comm *comm);
 int smpi_bcast(smpi_comm *comm, void *buffer, size_t bytes, int root);
 int smpi_reduce(smpi_comm *comm, const void *send, void *recv, size_t count, int type, int op, int root);
 int smpi_allreduce(smpi_comm *comm, const void *send, void *recv, size_t count, int type, int op);
-/* A reduction whose op the caller applies: everybody's `bytes` bytes, in rank order, to contributions on the ranks that combine; NULL on
- * the others. operator_ and root as the caller's operator has them; all lengths are the same. */
+/* A reduction whose op the caller applies: everybody's `bytes` bytes, in rank order, to contributions on the ranks that combine;
+ * NULL on the others. operator_ and root as the caller's operator has them; all lengths are the same. */
 int smpi_contribute(smpi_comm *comm, int operator_, int root, const void *send, size_t bytes, void *contributions);
 /* send_bytes: this rank's block; recv holds size blocks of recv_bytes. send NULL: this rank's block is already in recv. */
 int smpi_allgather(smpi_comm *comm, const void *send, size_t send_bytes, void *recv, size_t recv_bytes);

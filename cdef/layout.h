@@ -1,8 +1,8 @@
 /* layout.h - where the bytes of a derived datatype lie, and copies between such places.
  *
- * A layout is a tree of nodes. A node is a step that is done `count` times, each time `stride` bytes further: a block of bytes where
- * it has no children, else its children one after another. The order is the type map's (MPI 5.1, section 5.1), so the same bytes in
- * the same order are the message, whatever the layouts of the two sides.
+ * A layout is a tree of nodes. A node is a step that is done `count` times, each time `stride` bytes further: a block of bytes
+ * where it has no children, else its children one after another. The order is the type map's (MPI 5.1, section 5.1), so the same
+ * bytes in the same order are the message, whatever the layouts of the two sides.
  *
  *     vector of 2 x 3 doubles, stride 5    {offset 0, count 2, stride 40, bytes 48}
  *
@@ -32,8 +32,8 @@ void smpi_layout_free(smpi_world *world, smpi_layout *layout);
 /* The bytes of `elements` elements lie in [low, high) from the buffer's address on; elements >= 1. */
 void smpi_layout_span(const smpi_layout *layout, int64_t elements, int64_t *low, int64_t *high);
 
-/* Bytes [first, last) of a message from src to dst; a layout of NULL is bytes without gaps. Bytes between the blocks of `to` are not
- * written. The two must not overlap. */
+/* Bytes [first, last) of a message from src to dst; a layout of NULL is bytes without gaps. Bytes between the blocks of `to` are
+ * not written. The two must not overlap. */
 void smpi_layout_copy(const smpi_layout *to, void *dst, const smpi_layout *from, const void *src, size_t first, size_t last);
 
 /* A part of a message that travels without gaps: `bytes` bytes that lie as `layout` says at `user`, and in a row at `packed`. */

@@ -32,8 +32,8 @@ void smpi_plan_alltoallw(smpi_request *request, const void *send, const int64_t 
                          const smpi_layout *const *send_layouts, void *recv, const int64_t *recv_counts,
                          const int64_t *recv_displs, const smpi_layout *const *recv_layouts);
 
-/* After one of the above: parts that are packed at each start, and parts that are unpacked when the result is SMPI_OK. The arrays are
- * the caller's and must live as long as the request. NULL, 0: none. */
+/* After one of the above: parts that are packed at each start, and parts that are unpacked when the operator has gone well. The
+ * arrays are the caller's and must live as long as the request. NULL, 0: none. */
 void smpi_plan_parts(smpi_request *request, const struct smpi_part *packs, size_t pack_count, const struct smpi_part *unpacks,
                      size_t unpack_count);
 

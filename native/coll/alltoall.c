@@ -75,8 +75,8 @@ int smpi_alltoall(smpi_comm *comm, const void *send, size_t send_bytes, void *re
     return smpi_request_run(&request);
 }
 
-/* The v- and w-forms: a rank's slot opens with what it sends to and expects from each peer; if all it sends fits behind that, its bytes are
- * there as well, in the order of destinations, and that is where they are taken from, whatever the path. */
+/* The v- and w-forms: a rank's slot opens with what it sends to and expects from each peer; if all it sends fits behind that, its
+ * bytes are there as well, in the order of destinations, and that is where they are taken from, whatever the path. */
 struct row {
     int64_t send_count, send_displ, recv_count, recv_displ; /* bytes */
 };

@@ -1,7 +1,8 @@
 /* request.h - one operator under way on one communicator. All of them live the same life:
  *
  *   plan        the arguments are noted (smpi_plan_*); nothing has been looked at, nothing is shared
- *   start       what has gaps is packed; the front end fills this rank's entry line: signature, then payload or addresses (fill); posted
+ *   start       what has gaps is packed; the front end fills this rank's entry line: signature, then payload or addresses (fill);
+ *               posted
  *   agree       everybody's lines are there: compared, and all ranks know the path (enter.h)
  *   proceed     inline in the front end, or in a back end (move.h, combine.h): step by step, with a synchronisation between two
  *   steps end         counted; what was allocated on the way is freed

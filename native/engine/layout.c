@@ -125,7 +125,7 @@ static void advance(struct cursor *cursor, size_t pieces, size_t bytes)
             cursor->count--;
         }
     }
-    if (!cursor->count) {
+    if (!cursor->count && cursor->layout) {
         next_run(cursor);
     }
 }

@@ -1,5 +1,6 @@
 /* test_layout.c - layouts against a list of all their bytes: packing, unpacking and copies from one layout to another, whole and in
- * ranges that begin and end anywhere; what is no layout is refused. Then the operators that know layouts, on ranks that are threads. */
+ * ranges that begin and end anywhere; what is no layout is refused. Then the operators that know layouts, on ranks that are
+ * threads. */
 #include "check.h"
 #include "ranks.h"
 
