@@ -358,6 +358,7 @@ static void ranks_body_of_exchange(smpi_world *world, int rank, int size, void *
         }
     }
     smpi_comm_close(comm);
+    smpi_comm_delete(comm);
 }
 
 static void test_exchange(void)
