@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
-from . import buffers
+from . import buffers, packing, userops
 from ._native import ffi, lib
 from .buffers import Unsupported, runs
 from .errors import check
@@ -172,8 +172,12 @@ class Collectives(_Base):
         status = _bcast(self._ctx, id(buf), root)
         if status == _PARSE and (ctx := self._open()):
             try:
-                data = buffers.simple(buf, writable=bool(root != self.Get_rank()))
+                sends = bool(root == self.Get_rank())
+                data = buffers.simple(buf, writable=not sends, gaps=True)
+                packing.load(data if sends else None, None)
                 status = lib.smpi_bcast(ctx, data.data, data.nbytes, root)
+                if not sends:
+                    packing.store(status, data)
             except Unsupported as cannot:
                 status = lib.smpi_needs_mpi(ctx, lib.SMPI_BCAST, root, cannot.why)
         if not status:
@@ -187,9 +191,17 @@ class Collectives(_Base):
         if status == _PARSE and (ctx := self._open()):
             try:
                 is_root = bool(root == self.Get_rank())
-                send, recv, code = buffers.reduction(sendbuf, recvbuf, op, receives=is_root, in_place=is_root)
-                target = recv.data if is_root else ffi.NULL
-                status = lib.smpi_reduce(ctx, send.data, target, recv.count, recv.type, code, root)
+                if buffers.is_users(op):
+                    size = self.Get_size()
+                    status = userops.reduce(ctx, size, lib.SMPI_REDUCE, sendbuf, recvbuf, op, root, receives=is_root)
+                else:
+                    both = buffers.reduction(sendbuf, recvbuf, op, receives=is_root, in_place=is_root, gaps=True)
+                    send, recv, code = both
+                    target = recv.data if is_root else ffi.NULL
+                    packing.load(send, recv if is_root else None)
+                    status = lib.smpi_reduce(ctx, send.data, target, recv.count, recv.type, code, root)
+                    if is_root:
+                        packing.store(status, recv)
             except Unsupported as cannot:
                 status = lib.smpi_needs_mpi(ctx, lib.SMPI_REDUCE, root, cannot.why)
         if not status:
@@ -202,8 +214,13 @@ class Collectives(_Base):
         status = _allreduce(self._ctx, id(sendbuf), id(recvbuf), id(op))
         if status == _PARSE and (ctx := self._open()):
             try:
-                send, recv, code = buffers.reduction(sendbuf, recvbuf, op)
-                status = lib.smpi_allreduce(ctx, send.data, recv.data, recv.count, recv.type, code)
+                if buffers.is_users(op):
+                    status = userops.reduce(ctx, self.Get_size(), lib.SMPI_ALLREDUCE, sendbuf, recvbuf, op)
+                else:
+                    send, recv, code = buffers.reduction(sendbuf, recvbuf, op, gaps=True)
+                    packing.load(send, recv)
+                    status = lib.smpi_allreduce(ctx, send.data, recv.data, recv.count, recv.type, code)
+                    packing.store(status, recv)
             except Unsupported as cannot:
                 status = lib.smpi_needs_mpi(ctx, lib.SMPI_ALLREDUCE, 0, cannot.why)
         if not status:
@@ -217,10 +234,12 @@ class Collectives(_Base):
         if status == _PARSE and (ctx := self._open()):
             try:
                 recv, send = buffers.both(
-                    lambda: buffers.block(recvbuf, self.Get_size(), writable=True),
-                    lambda: buffers.simple(sendbuf, writable=False, in_place=True),
+                    lambda: buffers.block(recvbuf, self.Get_size(), writable=True, gaps=True),
+                    lambda: buffers.simple(sendbuf, writable=False, in_place=True, gaps=True),
                 )
+                packing.load(send, recv)
                 status = lib.smpi_allgather(ctx, send.data, send.nbytes, recv.data, recv.nbytes)
+                packing.store(status, recv)
             except Unsupported as cannot:
                 status = lib.smpi_needs_mpi(ctx, lib.SMPI_ALLGATHER, 0, cannot.why)
         if not status:
@@ -241,10 +260,12 @@ class Collectives(_Base):
         if status == _PARSE and (ctx := self._open()):
             try:
                 recv, send = buffers.both(
-                    lambda: buffers.vector(recvbuf, self.Get_size(), writable=True),
-                    lambda: buffers.simple(sendbuf, writable=False, in_place=True),
+                    lambda: buffers.vector(recvbuf, self.Get_size(), writable=True, gaps=True),
+                    lambda: buffers.simple(sendbuf, writable=False, in_place=True, gaps=True),
                 )
+                packing.load(send, recv)
                 status = lib.smpi_allgatherv(ctx, send.data, send.nbytes, recv.data, recv.counts, recv.displs)
+                packing.store(status, recv)
             except Unsupported as cannot:
                 status = lib.smpi_needs_mpi(ctx, lib.SMPI_ALLGATHERV, 0, cannot.why)
         if not status:
@@ -259,10 +280,12 @@ class Collectives(_Base):
             try:
                 size = self.Get_size()
                 recv, send = buffers.both(
-                    lambda: buffers.block(recvbuf, size, writable=True),
-                    lambda: buffers.block(sendbuf, size, writable=False, in_place=True),
+                    lambda: buffers.block(recvbuf, size, writable=True, gaps=True),
+                    lambda: buffers.block(sendbuf, size, writable=False, in_place=True, gaps=True),
                 )
+                packing.load(send, recv)
                 status = lib.smpi_alltoall(ctx, send.data, send.nbytes, recv.data, recv.nbytes)
+                packing.store(status, recv)
             except Unsupported as cannot:
                 status = lib.smpi_needs_mpi(ctx, lib.SMPI_ALLTOALL, 0, cannot.why)
         if not status:
@@ -284,14 +307,37 @@ class Collectives(_Base):
         if status == _PARSE and (ctx := self._open()):
             try:
                 recv, send = buffers.both(
-                    lambda: buffers.vector(recvbuf, size, writable=True),
-                    lambda: buffers.vector(sendbuf, size, writable=False, in_place=True),
+                    lambda: buffers.vector(recvbuf, size, writable=True, gaps=True),
+                    lambda: buffers.vector(sendbuf, size, writable=False, in_place=True, gaps=True),
                 )
                 counts, displs = (ffi.NULL, ffi.NULL) if send.in_place else (send.counts, send.displs)
+                packing.load(send, recv)
                 status = lib.smpi_alltoallv(ctx, send.data, counts, displs, recv.data, recv.counts, recv.displs)
+                packing.store(status, recv)
             except Unsupported as cannot:
                 status = lib.smpi_needs_mpi(ctx, lib.SMPI_ALLTOALLV, 0, cannot.why)
         if not status:
             return
         check(status, self)
         super().Alltoallv(sendbuf, recvbuf)
+
+    def Alltoallw(self, sendbuf: Any, recvbuf: Any) -> None:
+        """As Alltoallv, with a datatype for each block and displacements in bytes (MPI 5.1, section 6.8)."""
+        status = int(_MPI)
+        if ctx := self._open():
+            try:
+                size = self.Get_size()
+                recv = buffers.each(recvbuf, size, writable=True)
+                send = buffers.each(sendbuf, size, writable=False, in_place=True)
+                counts, displs = (ffi.NULL, ffi.NULL) if send.in_place else (send.counts, send.displs)
+                out, into = (
+                    (send.data, counts, displs, send.layouts),
+                    (recv.data, recv.counts, recv.displs, recv.layouts),
+                )
+                status = lib.smpi_alltoallw(ctx, *out, *into)
+            except Unsupported as cannot:
+                status = lib.smpi_needs_mpi(ctx, lib.SMPI_ALLTOALLW, 0, cannot.why)
+        if not status:
+            return
+        check(status, self)
+        super().Alltoallw(sendbuf, recvbuf)

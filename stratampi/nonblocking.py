@@ -11,49 +11,55 @@ from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
-from . import buffers, requests
+from . import buffers, packing, requests
 from ._native import ffi, lib
 from .buffers import Unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    Filled = tuple[Any, tuple[Any, ...], Any]  # runtime function, its arguments behind the request, what to keep
+    Sides = tuple[buffers.Message | None, buffers.Message | None]  # send and receive
+    Filled = tuple[Any, tuple[Any, ...], Sides]  # runtime function, its arguments behind the request, what it moves
 
 
 def _barrier(comm: MPI.Comm) -> Filled:
-    return lib.smpi_plan_barrier, (), None
+    return lib.smpi_plan_barrier, (), (None, None)
 
 
 def _bcast(comm: MPI.Comm, buf: Any, root: int = 0) -> Filled:
-    data = buffers.simple(buf, writable=bool(root != comm.Get_rank()))
-    return lib.smpi_plan_bcast, (data.data, data.nbytes, root), data
+    sends = bool(root == comm.Get_rank())
+    data = buffers.simple(buf, writable=not sends, gaps=True)
+    return lib.smpi_plan_bcast, (data.data, data.nbytes, root), (data, None) if sends else (None, data)
 
 
 def _reduce(comm: MPI.Comm, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, root: int = 0) -> Filled:
     is_root = bool(root == comm.Get_rank())
-    send, recv, code = buffers.reduction(sendbuf, recvbuf, op, receives=is_root, in_place=is_root)
+    send, recv, code = buffers.reduction(sendbuf, recvbuf, op, receives=is_root, in_place=is_root, gaps=True)
     target = recv.data if is_root else ffi.NULL
-    return lib.smpi_plan_reduce, (send.data, target, recv.count, recv.type, code, root), (send, recv)
+    return (
+        lib.smpi_plan_reduce,
+        (send.data, target, recv.count, recv.type, code, root),
+        (send, recv if is_root else None),
+    )
 
 
 def _allreduce(comm: MPI.Comm, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> Filled:
-    send, recv, code = buffers.reduction(sendbuf, recvbuf, op)
+    send, recv, code = buffers.reduction(sendbuf, recvbuf, op, gaps=True)
     return lib.smpi_plan_allreduce, (send.data, recv.data, recv.count, recv.type, code), (send, recv)
 
 
 def _allgather(comm: MPI.Comm, sendbuf: Any, recvbuf: Any) -> Filled:
     recv, send = buffers.both(
-        lambda: buffers.block(recvbuf, comm.Get_size(), writable=True),
-        lambda: buffers.simple(sendbuf, writable=False, in_place=True),
+        lambda: buffers.block(recvbuf, comm.Get_size(), writable=True, gaps=True),
+        lambda: buffers.simple(sendbuf, writable=False, in_place=True, gaps=True),
     )
     return lib.smpi_plan_allgather, (send.data, send.nbytes, recv.data, recv.nbytes), (send, recv)
 
 
 def _allgatherv(comm: MPI.Comm, sendbuf: Any, recvbuf: Any) -> Filled:
     recv, send = buffers.both(
-        lambda: buffers.vector(recvbuf, comm.Get_size(), writable=True),
-        lambda: buffers.simple(sendbuf, writable=False, in_place=True),
+        lambda: buffers.vector(recvbuf, comm.Get_size(), writable=True, gaps=True),
+        lambda: buffers.simple(sendbuf, writable=False, in_place=True, gaps=True),
     )
     return lib.smpi_plan_allgatherv, (send.data, send.nbytes, recv.data, recv.counts, recv.displs), (send, recv)
 
@@ -61,8 +67,8 @@ def _allgatherv(comm: MPI.Comm, sendbuf: Any, recvbuf: Any) -> Filled:
 def _alltoall(comm: MPI.Comm, sendbuf: Any, recvbuf: Any) -> Filled:
     size = comm.Get_size()
     recv, send = buffers.both(
-        lambda: buffers.block(recvbuf, size, writable=True),
-        lambda: buffers.block(sendbuf, size, writable=False, in_place=True),
+        lambda: buffers.block(recvbuf, size, writable=True, gaps=True),
+        lambda: buffers.block(sendbuf, size, writable=False, in_place=True, gaps=True),
     )
     return lib.smpi_plan_alltoall, (send.data, send.nbytes, recv.data, recv.nbytes), (send, recv)
 
@@ -70,11 +76,20 @@ def _alltoall(comm: MPI.Comm, sendbuf: Any, recvbuf: Any) -> Filled:
 def _alltoallv(comm: MPI.Comm, sendbuf: Any, recvbuf: Any) -> Filled:
     size = comm.Get_size()
     recv, send = buffers.both(
-        lambda: buffers.vector(recvbuf, size, writable=True),
-        lambda: buffers.vector(sendbuf, size, writable=False, in_place=True),
+        lambda: buffers.vector(recvbuf, size, writable=True, gaps=True),
+        lambda: buffers.vector(sendbuf, size, writable=False, in_place=True, gaps=True),
     )
     counts, displs = (ffi.NULL, ffi.NULL) if send.in_place else (send.counts, send.displs)
     return lib.smpi_plan_alltoallv, (send.data, counts, displs, recv.data, recv.counts, recv.displs), (send, recv)
+
+
+def _alltoallw(comm: MPI.Comm, sendbuf: Any, recvbuf: Any) -> Filled:
+    size = comm.Get_size()
+    recv = buffers.each(recvbuf, size, writable=True)
+    send = buffers.each(sendbuf, size, writable=False, in_place=True)
+    counts, displs = (ffi.NULL, ffi.NULL) if send.in_place else (send.counts, send.displs)
+    out, into = (send.data, counts, displs, send.layouts), (recv.data, recv.counts, recv.displs, recv.layouts)
+    return lib.smpi_plan_alltoallw, (*out, *into), (send, recv)
 
 
 PLANNERS: dict[str, tuple[int, Callable[..., Filled]]] = {
@@ -86,6 +101,7 @@ PLANNERS: dict[str, tuple[int, Callable[..., Filled]]] = {
     "allgatherv": (lib.SMPI_ALLGATHERV, _allgatherv),
     "alltoall": (lib.SMPI_ALLTOALL, _alltoall),
     "alltoallv": (lib.SMPI_ALLTOALLV, _alltoallv),
+    "alltoallw": (lib.SMPI_ALLTOALLW, _alltoallw),
 }
 """Operator (mpi4py's name in lower case) -> the runtime's number for it, and its planner."""
 
@@ -96,10 +112,20 @@ def _plan(comm: MPI.Comm, operator: str, args: tuple[Any, ...], kwargs: dict[str
     try:
         function, arguments, keep = planner(comm, *args, **kwargs)
     except Unsupported as cannot:
-        function, arguments, keep = lib.smpi_plan_mpi, (code, _root_of(operator, args, kwargs), cannot.why), None
+        function, arguments, keep = (
+            lib.smpi_plan_mpi,
+            (code, _root_of(operator, args, kwargs), cannot.why),
+            (None, None),
+        )
     mpi = getattr(MPI.Comm, "I" + operator)
+    parts = packing.parts(*keep)
+
+    def fill(request: Any) -> None:
+        function(request, *arguments)
+        lib.smpi_plan_parts(request, *parts)
+
     return requests.Plan(
-        fill=lambda request: function(request, *arguments),
+        fill=fill,
         keep=(keep, args, kwargs),
         fall_back=lambda duplicate: mpi(duplicate, *args, **kwargs),
     )
