@@ -50,10 +50,13 @@ static void describe(const struct smpi_line *line, char *text, size_t size)
         break;
     case SMPI_ALLREDUCE:
     case SMPI_REDUCE_SCATTER_BLOCK:
-    case SMPI_REDUCE_SCATTER:
     case SMPI_SCAN:
     case SMPI_EXSCAN:
         snprintf(text, size, "%s(%llu x %s, %s)", operator_, count, smpi_type_name(line->type), smpi_op_name(line->op));
+        break;
+    case SMPI_REDUCE_SCATTER:
+        snprintf(text, size, "%s(%llu x %s, %s, receives %llu)", operator_, count, smpi_type_name(line->type),
+                 smpi_op_name(line->op), (unsigned long long)line->bytes);
         break;
     case SMPI_ALLGATHER:
     case SMPI_ALLTOALL: snprintf(text, size, "%s(%llu bytes from each rank)", operator_, count); break;
