@@ -24,8 +24,8 @@ void smpi_plan_allgather(smpi_request *request, const void *send, size_t send_by
 void smpi_plan_allgatherv(smpi_request *request, const void *send, size_t send_bytes, void *recv, const int64_t *counts,
                           const int64_t *displs);
 void smpi_plan_alltoall(smpi_request *request, const void *send, size_t send_bytes, void *recv, size_t recv_bytes);
-void smpi_plan_alltoallv(smpi_request *request, const void *send, const int64_t *send_counts, const int64_t *send_displs, void *recv,
-                         const int64_t *recv_counts, const int64_t *recv_displs);
+void smpi_plan_alltoallv(smpi_request *request, const void *send, const int64_t *send_counts, const int64_t *send_displs,
+                         void *recv, const int64_t *recv_counts, const int64_t *recv_displs);
 void smpi_plan_gather(smpi_request *request, const void *send, size_t send_bytes, void *recv, size_t recv_bytes, int root);
 void smpi_plan_gatherv(smpi_request *request, const void *send, size_t send_bytes, void *recv, const int64_t *counts,
                        const int64_t *displs, int root);

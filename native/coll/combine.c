@@ -77,8 +77,6 @@ static int find_sinks(const struct smpi_combine *c, size_t round, size_t part, s
                 sink = staged_sink(c, round, comm->rank, rank, part);
                 staged = 1;
             }
-        } else if (result.from > from && result.count) {
-            *to = result.from < *to ? result.from : *to;
         }
         if (sink || c->prefixes) {
             c->sink[sinks++] = sink;
@@ -225,7 +223,8 @@ static void copy_out(const struct smpi_combine *c, size_t round)
         const size_t to = mine.from + mine.count < end ? mine.from + mine.count : end;
         if (from < to) {
             smpi_kernels()->copy(recv + (from - mine.from) * c->size,
-                                 staged_sink(c, round, owner, comm->rank, part) + from * c->size, (to - from) * c->size);
+                                 staged_sink(c, round, owner, comm->rank, part) + from * c->size,
+                                 (to - from) * c->size);
         }
     }
 }

@@ -1,16 +1,17 @@
 /* combine.h - the back end of the large reductions.
  *
- * Such an operator is a map: rank -> result, a pure function of what the ranks have agreed on; its front end is that map.
+ * Such an operator is a map: rank -> result, a pure function of what the ranks have published; its front end is that map.
  *
- *     Allreduce        every rank: all elements of all sources         Scan    rank r: all elements of sources 0 to r
- *     Reduce_scatter   rank r: its elements of all sources             Exscan  rank r: all elements of sources 0 to r - 1
+ *     Allreduce   every rank: all elements of all sources       Reduce_scatter   rank r: its elements of all sources
+ *     Scan        rank r: all elements of sources 0 to r        Exscan           rank r: all elements of sources 0 to r - 1
  *
- * The elements are cut into one part per rank; a part's owner reads it from every rank, combines in rank order and writes the
- * results to every rank that wants one, straight into user memory where that is registered. Only a part's owner ever reads or
- * writes that part of anybody's buffers, so sending and receiving in place needs no synchronisation in the middle; except where the
- * result lies at other elements than it was made from (Reduce_scatter): that rank takes it by way of the stages, round by round, and
- * what it overwrites then has been read in the rounds before. Memory that is not registered takes part chunk by chunk through its
- * rank's stage. The order of combining is the same whatever the path. */
+ * The elements are cut into one part per rank; a part's owner reads it from every rank, combines in rank order and writes the results
+ * to every rank that wants one, straight into user memory where that is registered. Memory that is not takes part chunk by chunk
+ * through its rank's stage. The order of combining is the same whatever the path.
+ *
+ * In place: only a part's owner ever reads or writes that part of anybody's buffers, so nothing in the middle needs synchronisation.
+ * Except where a result lies at other elements than it is made of (Reduce_scatter): that rank takes it by way of the stages, round
+ * by round, as if its memory were not registered; what it overwrites, which is never ahead, was read in the rounds before. */
 #ifndef SMPI_COLL_COMBINE_H
 #define SMPI_COLL_COMBINE_H
 
@@ -19,8 +20,8 @@
 
 struct smpi_request;
 
-/* What a rank receives: elements [from, from + count) of the combination of sources 0 to sources - 1. Either all that receive have
- * all ranks as sources, or all receive the same elements. */
+/* What a rank receives: elements [from, from + count) of the combination of sources 0 to sources - 1. Either all that receive get all
+ * elements; or they get the elements in order of rank, without gaps, of all sources. */
 struct smpi_result {
     int sources;
     size_t from, count;
@@ -43,12 +44,12 @@ struct smpi_combine {
     int large;           /* what all touch together does not fit in the cache */
     int stream;          /* results go past the caches */
     const char **source; /* [ranks] the byte of element 0 in this round */
-    char **sink;         /* [ranks] where the result's element 0 would lie; prefixes: by rank, NULL if it receives nothing */
+    char **sink;         /* [ranks] where results would have their element 0; prefixes: by rank, NULL for none */
     const void **block;  /* [ranks] */
 };
 
-/* Starts to combine; called by all ranks when they have agreed; type, op and count from their lines. The operator ends when nobody
- * touches this rank's memory any more. Sets request->path. Returns as smpi_sync_then. */
+/* Starts to combine; called by all ranks when they have agreed; type, op and count from their lines. The operator ends when
+ * nobody touches this rank's memory any more. Sets request->path. Returns as smpi_sync_then. */
 int smpi_combine(struct smpi_request *request, smpi_result_map *map);
 
 #endif

@@ -65,9 +65,7 @@ static void describe(const struct smpi_line *line, char *text, size_t size)
         snprintf(text, size, "%s(sends %llu bytes)", operator_, (unsigned long long)line->bytes);
         break;
     case SMPI_GATHER:
-    case SMPI_SCATTER:
-        snprintf(text, size, "%s(%llu bytes a rank, root %d)", operator_, count, line->root);
-        break;
+    case SMPI_SCATTER: snprintf(text, size, "%s(%llu bytes a rank, root %d)", operator_, count, line->root); break;
     case SMPI_GATHERV:
     case SMPI_SCATTERV:
         snprintf(text, size, "%s(%llu bytes, root %d)", operator_, (unsigned long long)line->bytes, line->root);

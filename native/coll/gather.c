@@ -158,8 +158,8 @@ static int proceed_v(struct smpi_request *request)
     }
     for (int rank = 0; rank < comm->size && is_root(request); rank++) {
         if (rank != comm->rank || request->send != own_of_v(request)) {
-            smpi_copy((char *)request->recv + request->to.displs[rank],
-                      smpi_behind_table(comm, rank), (size_t)request->to.counts[rank]);
+            smpi_copy((char *)request->recv + request->to.displs[rank], smpi_behind_table(comm, rank),
+                      (size_t)request->to.counts[rank]);
         }
     }
     return SMPI_OK;

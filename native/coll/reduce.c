@@ -1,5 +1,5 @@
-/* reduce.c - Reduce, Allreduce, Reduce_scatter, Scan and their kin: small ones from everybody's payload, each rank for itself; large
- * ones by parts (combine.h).
+/* reduce.c - Reduce, Allreduce, Reduce_scatter, Scan and their kin: small ones from everybody's payload, each rank for itself;
+ * large ones by parts (combine.h).
  *
  * All combine in rank order, so every rank that computes a result computes the same bits. What an operator is, is which ranks'
  * elements go into which rank's result (result_of). */
@@ -96,7 +96,8 @@ static int proceed(struct smpi_request *request)
     const size_t bytes = bytes_of(request);
     const int scatters = request->operator_ == SMPI_REDUCE_SCATTER;
     if (scatters && !counts_agree(comm)) {
-        return smpi_mismatch(comm, "all ranks must bring as many elements as all their results have, by the same counts");
+        return smpi_mismatch(comm,
+                             "all ranks must bring as many elements as all their results have, by the same counts");
     }
     if (!smpi_fits_payload(bytes)) {
         return smpi_combine(request, result_of);
@@ -105,7 +106,8 @@ static int proceed(struct smpi_request *request)
     if (mine.count) {
         const void **sources = (const void **)comm->pointers;
         for (int rank = 0; rank < mine.sources; rank++) {
-            const char *payload = scatters ? (const void *)smpi_slot_of(comm, rank) : smpi_payload_of(comm, rank, bytes);
+            const char *payload =
+                scatters ? (const void *)smpi_slot_of(comm, rank) : smpi_payload_of(comm, rank, bytes);
             sources[rank] = payload + mine.from * smpi_type_size(request->type);
         }
         smpi_kernels()->reduce[request->type][request->op](request->recv, sources, mine.sources, mine.count);

@@ -40,8 +40,8 @@ static void fill(struct smpi_request *request, struct smpi_line *line)
         if (request->send_bytes != request->recv_bytes) {
             line->flags |= SMPI_FLAG_MISFIT;
         }
-        smpi_check_alias(line, is_in_place(request) ? NULL : request->send,
-                         request->send_bytes * (size_t)comm->size, request->recv, request->recv_bytes);
+        smpi_check_alias(line, is_in_place(request) ? NULL : request->send, request->send_bytes * (size_t)comm->size,
+                         request->recv, request->recv_bytes);
     }
     if (smpi_fits_payload(total)) {
         if (is_root(request) && request->send_bytes == request->recv_bytes) {
@@ -153,8 +153,9 @@ static void fill_v(struct smpi_request *request, struct smpi_line *line)
             line->flags |= SMPI_FLAG_MISFIT;
         }
         for (int i = 0; i < comm->size; i++) {
-            smpi_check_alias(line, is_in_place_v(request) && i == comm->rank ? NULL : (const char *)from.base + from.displs[i],
-                             (size_t)from.counts[i], request->recv, request->recv_bytes);
+            smpi_check_alias(
+                line, is_in_place_v(request) && i == comm->rank ? NULL : (const char *)from.base + from.displs[i],
+                (size_t)from.counts[i], request->recv, request->recv_bytes);
         }
         if (request->send_bytes <= smpi_table_room(comm)) {
             put_payload(comm, from);
@@ -169,8 +170,8 @@ static int proceed_v(struct smpi_request *request)
 {
     struct smpi_comm *comm = request->comm;
     for (int rank = 0; rank < comm->size; rank++) {
-        if (rank != request->root && smpi_line_of(comm, rank)->bytes !=
-                                         (uint64_t)smpi_table_row(comm, request->root, rank).count) {
+        if (rank != request->root &&
+            smpi_line_of(comm, rank)->bytes != (uint64_t)smpi_table_row(comm, request->root, rank).count) {
             return smpi_mismatch(comm, "what a rank expects must be what the root sends to it");
         }
     }

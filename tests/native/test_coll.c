@@ -254,7 +254,8 @@ static void rooted_vectors(smpi_world *world, smpi_comm *comm, int rank, int siz
     if (in_place) {
         memcpy(recv + mine_at, send, mine * sizeof *send);
     }
-    CHECK_EQ(smpi_gatherv(comm, in_place ? NULL : send, mine * sizeof *send, recv, tables[0], tables[1], root), SMPI_OK);
+    CHECK_EQ(smpi_gatherv(comm, in_place ? NULL : send, mine * sizeof *send, recv, tables[0], tables[1], root),
+             SMPI_OK);
     for (int peer = 0; peer < size; peer++) {
         const size_t n = (size_t)counts[peer] / sizeof(int64_t);
         const int64_t *got = recv + (size_t)displs[peer] / sizeof(int64_t);
@@ -269,7 +270,8 @@ static void rooted_vectors(smpi_world *world, smpi_comm *comm, int rank, int siz
 
     send = make_filled(world, rs, total, rank);
     recv = make(world, rr, mine);
-    CHECK_EQ(smpi_scatterv(comm, send, tables[0], tables[1], in_place ? NULL : recv, mine * sizeof *recv, root), SMPI_OK);
+    CHECK_EQ(smpi_scatterv(comm, send, tables[0], tables[1], in_place ? NULL : recv, mine * sizeof *recv, root),
+             SMPI_OK);
     for (size_t i = 0; i < mine; i++) {
         wrong += recv[i] != (in_place ? -1 : value(root, i + mine_at));
     }
@@ -315,7 +317,8 @@ static void partial_reductions(smpi_world *world, smpi_comm *comm, int rank, int
     const size_t mine = (size_t)counts[rank];
     int64_t *send = make_filled(world, rs, total, rank);
     int64_t *recv = in_place ? make_filled(world, rr, total, rank) : make(world, rr, total);
-    CHECK_EQ(smpi_reduce_scatter(comm, in_place ? NULL : send, total, recv, mine, knows ? counts : NULL, SMPI_INT64, SMPI_SUM),
+    CHECK_EQ(smpi_reduce_scatter(comm, in_place ? NULL : send, total, recv, mine, knows ? counts : NULL, SMPI_INT64,
+                                 SMPI_SUM),
              SMPI_OK);
     CHECK_EQ(differs(recv, start, mine, size), 0);
     CHECK_EQ(in_place ? 0 : touched(recv + mine, total - mine), 0);
@@ -341,7 +344,7 @@ static void partial_reductions(smpi_world *world, smpi_comm *comm, int rank, int
 /* float16: 2048 + 1 + 1 is 2050 only if it is rounded once, at the end. */
 static void halves(smpi_world *world, smpi_comm *comm, int rank, int size, unsigned round, size_t count)
 {
-    enum { ONE = 0x3c00, BIG = 0x6800 }; /* 1 and 2048 */
+    enum { ONE = 0x3c00, BIG = 0x6800 };                                     /* 1 and 2048 */
     static const uint16_t sums[] = {0x6800, 0x6800, 0x6801, 0x6802, 0x6802}; /* of 2048, 2049 … 2052, to even */
     const size_t bytes = count * sizeof(uint16_t);
     const int registered = coin(round, rank, 15);
@@ -445,7 +448,8 @@ static void differing(smpi_world *world, int rank, int size, void *arg)
                      SMPI_ERR_MISMATCH);
             CHECK_EQ(smpi_gather(comm, rank ? send : recv + 1, bytes, recv, bytes, 0), SMPI_ERR_ALIAS);
             CHECK_EQ(smpi_exscan(comm, odd ? recv : send, recv, count, SMPI_INT64, SMPI_SUM), SMPI_ERR_ALIAS);
-            CHECK_EQ(smpi_scatter(comm, send, bytes, odd ? NULL : recv, bytes, 0), SMPI_MPI); /* in place: at the root */
+            CHECK_EQ(smpi_scatter(comm, send, bytes, odd ? NULL : recv, bytes, 0),
+                     SMPI_MPI); /* in place: at the root */
             CHECK_EQ(smpi_gather(comm, odd ? NULL : send, bytes, recv, bytes, 0), SMPI_MPI);
             CHECK_EQ(smpi_gatherv(comm, send, bytes, recv, counts, displs, size), SMPI_MPI); /* no such root */
             CHECK_EQ(smpi_allreduce(comm, odd ? recv : send, recv, count, SMPI_INT64, SMPI_SUM), SMPI_ERR_ALIAS);

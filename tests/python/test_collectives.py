@@ -259,9 +259,7 @@ def test_gather_and_scatter(dtype: np.dtype, nbytes: int, bits: int, root: int, 
 )
 @example(dtype=np.dtype("d"), counts=[20_000] * SIZE, gap=1, bits=0, root=0, seed=0)
 @example(dtype=np.dtype("d"), counts=[20_000] * SIZE, gap=1, bits=2**20 - 1, root=0, seed=0)
-def test_gatherv_and_scatterv(
-    dtype: np.dtype, counts: list[int], gap: int, bits: int, root: int, seed: int
-) -> None:
+def test_gatherv_and_scatterv(dtype: np.dtype, counts: list[int], gap: int, bits: int, root: int, seed: int) -> None:
     """What the other ranks pass for the root's side is ignored, whatever it is."""
     displs, end = [0] * SIZE, 0
     for i in reversed(range(SIZE)):
@@ -297,9 +295,7 @@ def test_gatherv_and_scatterv(
 @example(pair=(np.dtype("d"), "SUM"), counts=[20_000] * SIZE, told=31, bits=0, seed=0)
 @example(pair=(np.dtype("d"), "SUM"), counts=[20_000] * SIZE, told=0, bits=2**10 - 1, seed=0)
 @example(pair=(np.dtype("d"), "SUM"), counts=[20_000] * SIZE, told=0, bits=2**20 - 1, seed=0)
-def test_scattered_reductions(
-    pair: tuple[np.dtype, str], counts: list[int], told: int, bits: int, seed: int
-) -> None:
+def test_scattered_reductions(pair: tuple[np.dtype, str], counts: list[int], told: int, bits: int, seed: int) -> None:
     """Each rank for itself is in place or not, and has a table of counts or not: more than mpi4py allows."""
     dtype, op = pair
     mpi_op = getattr(MPI, op)
