@@ -5,13 +5,14 @@
  *     Allreduce   every rank: all elements of all sources       Reduce_scatter   rank r: its elements of all sources
  *     Scan        rank r: all elements of sources 0 to r        Exscan           rank r: all elements of sources 0 to r - 1
  *
- * The elements are cut into one part per rank; a part's owner reads it from every rank, combines in rank order and writes the results
- * to every rank that wants one, straight into user memory where that is registered. Memory that is not takes part chunk by chunk
- * through its rank's stage. The order of combining is the same whatever the path.
+ * The elements are cut into one part per rank; a part's owner reads it from every rank, combines in rank order and writes the
+ * results to every rank that wants one, straight into user memory where that is registered. Memory that is not takes part chunk
+ * by chunk through its rank's stage. The order of combining is the same whatever the path.
  *
- * In place: only a part's owner ever reads or writes that part of anybody's buffers, so nothing in the middle needs synchronisation.
- * Except where a result lies at other elements than it is made of (Reduce_scatter): that rank takes it by way of the stages, round
- * by round, as if its memory were not registered; what it overwrites, which is never ahead, was read in the rounds before. */
+ * In place: only a part's owner ever reads or writes that part of anybody's buffers, so nothing in the middle needs
+ * synchronisation. Except where a result lies at other elements than it is made of (Reduce_scatter): that rank takes it by way of
+ * the stages, round by round, as if its memory were not registered; what it overwrites, which is never ahead, was read in the
+ * rounds before. */
 #ifndef SMPI_COLL_COMBINE_H
 #define SMPI_COLL_COMBINE_H
 
@@ -20,8 +21,8 @@
 
 struct smpi_request;
 
-/* What a rank receives: elements [from, from + count) of the combination of sources 0 to sources - 1. Either all that receive get all
- * elements; or they get the elements in order of rank, without gaps, of all sources. */
+/* What a rank receives: elements [from, from + count) of the combination of sources 0 to sources - 1. Either all that receive
+ * get all elements; or they get the elements in order of rank, without gaps, of all sources. */
 struct smpi_result {
     int sources;
     size_t from, count;
