@@ -496,7 +496,7 @@ def parse_size(text: str) -> int:
 
 
 HEADER = (
-    f"{'operator':<11}{'size':>7}  {'buffers':<11}{'mpi4py us':>12}{'stratampi us':>14}{'ratio':>8}"
+    f"{'operator':<21}{'size':>7}  {'buffers':<11}{'mpi4py us':>12}{'stratampi us':>14}{'ratio':>8}"
     f"{'bus GB/s':>10}{'limit':>7}  path"
 )
 
@@ -512,7 +512,7 @@ def row(entry: dict[str, Any]) -> str:
     is_data = entry["bytes"] > 0
     wrong = [library for library in ("mpi4py", "stratampi") if entry.get(f"{library}_right") is False]
     return (
-        f"{entry['op']:<11}{size_text(entry['size']) if is_data else '-':>7}  {entry['buffers']:<11}"
+        f"{entry['op']:<21}{size_text(entry['size']) if is_data else '-':>7}  {entry['buffers']:<11}"
         f"{number('mpi4py_us', 12, '.2f')}{number('stratampi_us', 14, '.2f')}{number('ratio', 8, '.2f')}"
         f"{number(f'{name}_bus_gbs' if is_data else '', 10, '.2f')}{number(f'{name}_limit_share', 7, '.0%')}"
         f"  {entry.get('path', '-')}"
