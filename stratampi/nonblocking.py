@@ -102,9 +102,7 @@ def _reduce_scatter_block(comm: MPI.Comm, sendbuf: Any, recvbuf: Any, op: MPI.Op
     return lib.smpi_plan_reduce_scatter_block, (send.data, recv.data, recv.count, recv.type, code), (send, recv)
 
 
-def _reduce_scatter(
-    comm: MPI.Comm, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: MPI.Op = MPI.SUM
-) -> Filled:
+def _reduce_scatter(comm: MPI.Comm, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: MPI.Op = MPI.SUM) -> Filled:
     size, rank = comm.Get_size(), comm.Get_rank()
     send, recv, counts, code = buffers.scattered_reduction(sendbuf, recvbuf, recvcounts, op, size, rank)
     mine = recv.count if counts is None else counts[rank]
@@ -159,7 +157,14 @@ def _plan(comm: MPI.Comm, operator: str, args: tuple[Any, ...], kwargs: dict[str
     )
 
 
-_ROOT_AT = {"bcast": 1, "reduce": 3, "gather": 2, "gatherv": 2, "scatter": 2, "scatterv": 2}  # among the positional arguments
+_ROOT_AT = {
+    "bcast": 1,
+    "reduce": 3,
+    "gather": 2,
+    "gatherv": 2,
+    "scatter": 2,
+    "scatterv": 2,
+}  # among the positional arguments
 
 
 def _root_of(operator: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

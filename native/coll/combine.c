@@ -19,6 +19,13 @@ static int has(const struct smpi_combine *c, int rank, int flag)
     return smpi_line_of(c->comm, rank)->flags & flag;
 }
 
+/* 1 if this rank may write rank's result where it belongs: in registered memory, or its own, if no peer still reads there. */
+static int reaches(const struct smpi_combine *c, int rank)
+{
+    const int own = rank == c->comm->rank && (c->request->send || !result_of(c, rank).from);
+    return own || has(c, rank, SMPI_FLAG_RECV_REGISTERED);
+}
+
 /* The elements of `round` that `rank` combines: whole cache lines as far as possible. */
 static void part_of(const struct smpi_combine *c, size_t round, int rank, size_t *from, size_t *to)
 {
@@ -70,7 +77,7 @@ static int find_sinks(const struct smpi_combine *c, size_t round, size_t part, s
         char *sink = NULL;
         if (result.from <= from && from < end) {
             *to = end < *to ? end : *to;
-            if (has(c, rank, SMPI_FLAG_RECV_REGISTERED)) {
+            if (reaches(c, rank)) {
                 sink = (char *)smpi_shadow(comm->world, comm->members[rank], smpi_line_of(comm, rank)->recv) -
                        result.from * c->size;
             } else if (c->prefixes || !staged) {
@@ -221,7 +228,7 @@ static void copy_out(const struct smpi_combine *c, size_t round)
         part_of(c, round, owner, &part, &end);
         const size_t from = mine.from > part ? mine.from : part;
         const size_t to = mine.from + mine.count < end ? mine.from + mine.count : end;
-        if (from < to) {
+        if (from < to && (owner != comm->rank || !reaches(c, owner))) {
             smpi_kernels()->copy(recv + (from - mine.from) * c->size,
                                  staged_sink(c, round, owner, comm->rank, part) + from * c->size,
                                  (to - from) * c->size);
