@@ -296,7 +296,7 @@ class Collectives(_Base):
         status = _gather(self._ctx, id(sendbuf), id(recvbuf), root)
         if status == _PARSE and (ctx := self._open()):
             try:
-                is_root = root == self.Get_rank()
+                is_root = bool(root == self.Get_rank())
                 recv = buffers.block(recvbuf, self.Get_size(), writable=True) if is_root else buffers.NOTHING
                 send = buffers.simple(sendbuf, writable=False, in_place=is_root)
                 status = lib.smpi_gather(ctx, send.data, send.nbytes, recv.data, recv.nbytes, root)
@@ -312,7 +312,7 @@ class Collectives(_Base):
         status = _PARSE
         if ctx := self._open():
             try:
-                is_root = root == self.Get_rank()
+                is_root = bool(root == self.Get_rank())
                 recv = buffers.vector(recvbuf, self.Get_size(), writable=True) if is_root else buffers.NOTHING
                 send = buffers.simple(sendbuf, writable=False, in_place=is_root)
                 status = lib.smpi_gatherv(ctx, send.data, send.nbytes, recv.data, recv.counts, recv.displs, root)
@@ -328,7 +328,7 @@ class Collectives(_Base):
         status = _scatter(self._ctx, id(sendbuf), id(recvbuf), root)
         if status == _PARSE and (ctx := self._open()):
             try:
-                is_root = root == self.Get_rank()
+                is_root = bool(root == self.Get_rank())
                 send = buffers.block(sendbuf, self.Get_size(), writable=False) if is_root else buffers.NOTHING
                 recv = buffers.simple(recvbuf, writable=True, in_place=is_root)
                 status = lib.smpi_scatter(ctx, send.data, send.nbytes, recv.data, recv.nbytes, root)
@@ -344,7 +344,7 @@ class Collectives(_Base):
         status = _PARSE
         if ctx := self._open():
             try:
-                is_root = root == self.Get_rank()
+                is_root = bool(root == self.Get_rank())
                 send = buffers.vector(sendbuf, self.Get_size(), writable=False) if is_root else buffers.NOTHING
                 recv = buffers.simple(recvbuf, writable=True, in_place=is_root)
                 status = lib.smpi_scatterv(ctx, send.data, send.counts, send.displs, recv.data, recv.nbytes, root)

@@ -70,28 +70,28 @@ def _alltoallv(comm: MPI.Comm, sendbuf: Any, recvbuf: Any) -> Filled:
 
 
 def _gather(comm: MPI.Comm, sendbuf: Any, recvbuf: Any, root: int = 0) -> Filled:
-    is_root = root == comm.Get_rank()
+    is_root = bool(root == comm.Get_rank())
     recv = buffers.block(recvbuf, comm.Get_size(), writable=True) if is_root else buffers.NOTHING
     send = buffers.simple(sendbuf, writable=False, in_place=is_root)
     return lib.smpi_plan_gather, (send.data, send.nbytes, recv.data, recv.nbytes, root), (send, recv)
 
 
 def _gatherv(comm: MPI.Comm, sendbuf: Any, recvbuf: Any, root: int = 0) -> Filled:
-    is_root = root == comm.Get_rank()
+    is_root = bool(root == comm.Get_rank())
     recv = buffers.vector(recvbuf, comm.Get_size(), writable=True) if is_root else buffers.NOTHING
     send = buffers.simple(sendbuf, writable=False, in_place=is_root)
     return lib.smpi_plan_gatherv, (send.data, send.nbytes, recv.data, recv.counts, recv.displs, root), (send, recv)
 
 
 def _scatter(comm: MPI.Comm, sendbuf: Any, recvbuf: Any, root: int = 0) -> Filled:
-    is_root = root == comm.Get_rank()
+    is_root = bool(root == comm.Get_rank())
     send = buffers.block(sendbuf, comm.Get_size(), writable=False) if is_root else buffers.NOTHING
     recv = buffers.simple(recvbuf, writable=True, in_place=is_root)
     return lib.smpi_plan_scatter, (send.data, send.nbytes, recv.data, recv.nbytes, root), (send, recv)
 
 
 def _scatterv(comm: MPI.Comm, sendbuf: Any, recvbuf: Any, root: int = 0) -> Filled:
-    is_root = root == comm.Get_rank()
+    is_root = bool(root == comm.Get_rank())
     send = buffers.vector(sendbuf, comm.Get_size(), writable=False) if is_root else buffers.NOTHING
     recv = buffers.simple(recvbuf, writable=True, in_place=is_root)
     return lib.smpi_plan_scatterv, (send.data, send.counts, send.displs, recv.data, recv.nbytes, root), (send, recv)
