@@ -37,3 +37,8 @@ int smpi_array_alltoall(smpi_comm *comm, uint64_t send, uint64_t recv);
 int smpi_array_alltoallv(smpi_comm *comm, uint64_t send, const int64_t *send_counts, const int64_t *send_displs,
                          uint64_t send_datatype, uint64_t recv, const int64_t *recv_counts, const int64_t *recv_displs,
                          uint64_t recv_datatype);
+int smpi_array_gather(smpi_comm *comm, uint64_t send, uint64_t recv, int root);
+int smpi_array_scatter(smpi_comm *comm, uint64_t send, uint64_t recv, int root);
+int smpi_array_reduce_scatter_block(smpi_comm *comm, uint64_t send, uint64_t recv, uint64_t op);
+int smpi_array_scan(smpi_comm *comm, uint64_t send, uint64_t recv, uint64_t op);
+int smpi_array_exscan(smpi_comm *comm, uint64_t send, uint64_t recv, uint64_t op);

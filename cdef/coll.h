@@ -14,6 +14,8 @@ typedef struct smpi_comm smpi_comm;
 enum smpi_operator {
     SMPI_BARRIER, SMPI_BCAST, SMPI_REDUCE, SMPI_ALLREDUCE, SMPI_ALLGATHER, SMPI_ALLGATHERV, SMPI_ALLTOALL, SMPI_ALLTOALLV,
     SMPI_ALLTOALLW,
+    SMPI_GATHER, SMPI_GATHERV, SMPI_SCATTER, SMPI_SCATTERV, SMPI_REDUCE_SCATTER_BLOCK, SMPI_REDUCE_SCATTER, SMPI_SCAN,
+    SMPI_EXSCAN,
     SMPI_OPERATOR_COUNT
 };
 
@@ -94,6 +96,27 @@ int smpi_alltoallv(smpi_comm *comm, const void *send, const int64_t *send_counts
 int smpi_alltoallw(smpi_comm *comm, const void *send, const int64_t *send_counts, const int64_t *send_displs,
                    const smpi_layout *const *send_layouts, void *recv, const int64_t *recv_counts, const int64_t *recv_displs,
                    const smpi_layout *const *recv_layouts);
+
+/* The root's recv holds size blocks of recv_bytes; send NULL, at the root only: its block is already there. v: rank i's block goes
+ * to the root's recv + displs[i] and has counts[i] bytes. */
+int smpi_gather(smpi_comm *comm, const void *send, size_t send_bytes, void *recv, size_t recv_bytes, int root);
+int smpi_gatherv(smpi_comm *comm, const void *send, size_t send_bytes, void *recv, const int64_t *counts, const int64_t *displs,
+                 int root);
+/* The other way round; recv NULL, at the root only: its block stays where it is. */
+int smpi_scatter(smpi_comm *comm, const void *send, size_t send_bytes, void *recv, size_t recv_bytes, int root);
+int smpi_scatterv(smpi_comm *comm, const void *send, const int64_t *counts, const int64_t *displs, void *recv, size_t recv_bytes,
+                  int root);
+
+/* count: elements of one rank's result; all ranks bring size times as many. send NULL: they lie in recv, and the result goes to its
+ * start. */
+int smpi_reduce_scatter_block(smpi_comm *comm, const void *send, void *recv, size_t count, int type, int op);
+/* Rank i's result has counts[i] elements; count: all together. counts NULL on some ranks: they learn it from the others. */
+int smpi_reduce_scatter(smpi_comm *comm, const void *send, size_t count, void *recv, size_t recv_count, const int64_t *counts,
+                        int type, int op);
+/* The reduction over the ranks up to this one, exscan: before this one, which leaves rank 0's recv alone. send NULL: what this rank
+ * brings lies in recv, also on rank 0. */
+int smpi_scan(smpi_comm *comm, const void *send, void *recv, size_t count, int type, int op);
+int smpi_exscan(smpi_comm *comm, const void *send, void *recv, size_t count, int type, int op);
 
 /* Counters of this process, all communicators together: calls[operator * SMPI_PATH_COUNT + path], why[reason] as asked by this
  * rank, bytes[path]: user bytes this rank passed in. */

@@ -21,11 +21,22 @@ void smpi_plan_bcast(smpi_request *request, void *buffer, size_t bytes, int root
 void smpi_plan_reduce(smpi_request *request, const void *send, void *recv, size_t count, int type, int op, int root);
 void smpi_plan_allreduce(smpi_request *request, const void *send, void *recv, size_t count, int type, int op);
 void smpi_plan_allgather(smpi_request *request, const void *send, size_t send_bytes, void *recv, size_t recv_bytes);
-void smpi_plan_allgatherv(smpi_request *request, const void *send, size_t send_bytes, void *recv, const int64_t *counts, const
-int64_t *displs); void smpi_plan_alltoall(smpi_request *request, const void *send, size_t send_bytes, void *recv, size_t
-recv_bytes); void smpi_plan_alltoallv(smpi_request *request, const void *send, const int64_t *send_counts, const int64_t
-*send_displs, void *recv,
-                         const int64_t *recv_counts, const int64_t *recv_displs);
+void smpi_plan_allgatherv(smpi_request *request, const void *send, size_t send_bytes, void *recv, const int64_t *counts,
+                          const int64_t *displs);
+void smpi_plan_alltoall(smpi_request *request, const void *send, size_t send_bytes, void *recv, size_t recv_bytes);
+void smpi_plan_alltoallv(smpi_request *request, const void *send, const int64_t *send_counts, const int64_t *send_displs,
+                         void *recv, const int64_t *recv_counts, const int64_t *recv_displs);
+void smpi_plan_gather(smpi_request *request, const void *send, size_t send_bytes, void *recv, size_t recv_bytes, int root);
+void smpi_plan_gatherv(smpi_request *request, const void *send, size_t send_bytes, void *recv, const int64_t *counts,
+                       const int64_t *displs, int root);
+void smpi_plan_scatter(smpi_request *request, const void *send, size_t send_bytes, void *recv, size_t recv_bytes, int root);
+void smpi_plan_scatterv(smpi_request *request, const void *send, const int64_t *counts, const int64_t *displs, void *recv,
+                        size_t recv_bytes, int root);
+void smpi_plan_reduce_scatter_block(smpi_request *request, const void *send, void *recv, size_t count, int type, int op);
+void smpi_plan_reduce_scatter(smpi_request *request, const void *send, size_t count, void *recv, size_t recv_count,
+                              const int64_t *counts, int type, int op);
+void smpi_plan_scan(smpi_request *request, const void *send, void *recv, size_t count, int type, int op);
+void smpi_plan_exscan(smpi_request *request, const void *send, void *recv, size_t count, int type, int op);
 
 /* The arrays of layouts are the caller's and must live as long as the request. */
 void smpi_plan_alltoallw(smpi_request *request, const void *send, const int64_t *send_counts, const int64_t *send_displs,

@@ -48,16 +48,21 @@ sizes
     bcast, reduce, allreduce    the vector                       OSU's message size = size
     allgather, allgatherv       the receive buffer, P blocks     OSU's message size = size / P
     alltoall, alltoallv         the send buffer, P blocks        OSU's message size = size / P
-  allgatherv and alltoallv have equal counts, as OSU's tests. Sizes are rounded to whole items, at least one a block.
+    gather, gatherv             the root's receive buffer        OSU's message size = size / P
+    scatter, scatterv           the root's send buffer           OSU's message size = size / P
+    reduce_scatter(_block)      the send buffer, P blocks        OSU's message size = size
+    scan, exscan                the vector                       OSU's message size = size
+  The v-forms and reduce_scatter have equal counts, as OSU's tests. Sizes are rounded to whole items, at least one a block.
 
 columns
   us      microseconds a call: slowest rank, median over rounds
   ratio   mpi4py's time / stratampi's time in the same round, median: above 1 stratampi is faster
-  bus     GB/s (1e9) after nccl-tests: size / time, times 2(P-1)/P for allreduce, (P-1)/P for allgather(v) and
-          alltoall(v), 1 for bcast and reduce
+  bus     GB/s (1e9) after nccl-tests: size / time, times 2(P-1)/P for allreduce, 1 for bcast, reduce, scan
+          and exscan, (P-1)/P for all others
   limit   share of the copy limit: the bytes all ranks together must at least read and write, over what they read and
           write per second when all of them copy as many bytes at once (measured beside the case, cached or streamed, the
-          faster): bcast 2(P-1)S, reduce (P+1)S, all others 2PS for size S. More than 100% is possible where several
+          faster): bcast and exscan 2(P-1)S, reduce and reduce_scatter (P+1)S, gather and scatter 2S, all others 2PS for size S.
+          More than 100% is possible where several
           ranks read the same bytes and a shared cache serves all but the first.
   path    how stratampi's calls went: inline, direct, staged, or mpi (the MPI library did it)
 
@@ -101,6 +106,17 @@ OPERATORS: dict[str, Operator] = {
         Operator("allgatherv", True, _others, lambda ranks: 2.0 * ranks),
         Operator("alltoall", True, _others, lambda ranks: 2.0 * ranks),
         Operator("alltoallv", True, _others, lambda ranks: 2.0 * ranks),
+        # the root's buffer is written or read once, the blocks on the other side as well
+        Operator("gather", True, _others, lambda ranks: 2.0),
+        Operator("gatherv", True, _others, lambda ranks: 2.0),
+        Operator("scatter", True, _others, lambda ranks: 2.0),
+        Operator("scatterv", True, _others, lambda ranks: 2.0),
+        # every rank's vector is read once, one block of the result is written on each
+        Operator("reduce_scatter_block", True, _others, lambda ranks: ranks + 1.0),
+        Operator("reduce_scatter", True, _others, lambda ranks: ranks + 1.0),
+        # every rank's vector is read once, a result is written on each; exscan: not the last one's, not on the first
+        Operator("scan", False, _whole, lambda ranks: 2.0 * ranks),
+        Operator("exscan", False, _whole, lambda ranks: 2.0 * (ranks - 1)),
     )
 }
 
@@ -130,11 +146,15 @@ class Case:
     @property
     def osu_bytes(self) -> int:
         """The message size that OSU's tests would print for this case."""
-        return self.bytes // (self.ranks if self.operator.blocks else 1)
+        return self.bytes // (self.ranks if self.operator.blocks and "reduce" not in self.operator.name else 1)
 
     @property
     def send_items(self) -> int:
-        return self.items // self.ranks if self.operator.name.startswith("allgather") else self.items
+        return self.items // self.ranks if "gather" in self.operator.name else self.items
+
+    @property
+    def recv_items(self) -> int:
+        return self.items // self.ranks if "scatter" in self.operator.name else self.items
 
     def pattern(self, rank: int) -> Array:
         """What `rank` sends: shape (send_items,). Small whole numbers, so sums are exact in any order; period 101 tells
@@ -156,8 +176,10 @@ class Case:
         results: Sequence[Array | None]
         if name == "alltoallv":
             results = ref.alltoallv(sends, [counts] * self.ranks)
-        elif name == "alltoall":
-            results = ref.alltoall([send.reshape(self.ranks, -1) for send in sends])
+        elif name in ("scatterv", "reduce_scatter"):
+            results = getattr(ref, name)(sends, counts)
+        elif name in ("alltoall", "scatter", "reduce_scatter_block"):
+            results = getattr(ref, name)([send.reshape(self.ranks, -1) for send in sends])
         else:
             results = getattr(ref, name)(sends)
         mine = results[self.rank]
@@ -173,7 +195,7 @@ class Call:
         self.send: Array | None = None
         self.recv: Array | None = None
         if name != "barrier":
-            self.recv = allocate(case.items, case.dtype)
+            self.recv = allocate(case.recv_items, case.dtype)
             self.recv.fill(0)
             if name == "bcast":
                 if case.rank == 0:
@@ -191,6 +213,16 @@ class Call:
             run = partial(comm.Bcast, self.recv, 0)
         elif name == "reduce":
             run = partial(comm.Reduce, self.send, self.recv if case.rank == 0 else None, MPI.SUM, 0)
+        elif name == "gather":
+            run = partial(comm.Gather, self.send, self.recv if case.rank == 0 else None, 0)
+        elif name == "gatherv":
+            run = partial(comm.Gatherv, self.send, [self.recv, vector] if case.rank == 0 else None, 0)
+        elif name == "scatter":
+            run = partial(comm.Scatter, self.send if case.rank == 0 else None, self.recv, 0)
+        elif name == "scatterv":
+            run = partial(comm.Scatterv, [self.send, vector] if case.rank == 0 else None, self.recv, 0)
+        elif name == "reduce_scatter":
+            run = partial(comm.Reduce_scatter, self.send, self.recv, counts)
         elif name == "allgatherv":
             run = partial(comm.Allgatherv, self.send, [self.recv, vector])
         elif name == "alltoallv":
@@ -464,7 +496,7 @@ def parse_size(text: str) -> int:
 
 
 HEADER = (
-    f"{'operator':<11}{'size':>7}  {'buffers':<11}{'mpi4py us':>12}{'stratampi us':>14}{'ratio':>8}"
+    f"{'operator':<21}{'size':>7}  {'buffers':<11}{'mpi4py us':>12}{'stratampi us':>14}{'ratio':>8}"
     f"{'bus GB/s':>10}{'limit':>7}  path"
 )
 
@@ -480,7 +512,7 @@ def row(entry: dict[str, Any]) -> str:
     is_data = entry["bytes"] > 0
     wrong = [library for library in ("mpi4py", "stratampi") if entry.get(f"{library}_right") is False]
     return (
-        f"{entry['op']:<11}{size_text(entry['size']) if is_data else '-':>7}  {entry['buffers']:<11}"
+        f"{entry['op']:<21}{size_text(entry['size']) if is_data else '-':>7}  {entry['buffers']:<11}"
         f"{number('mpi4py_us', 12, '.2f')}{number('stratampi_us', 14, '.2f')}{number('ratio', 8, '.2f')}"
         f"{number(f'{name}_bus_gbs' if is_data else '', 10, '.2f')}{number(f'{name}_limit_share', 7, '.0%')}"
         f"  {entry.get('path', '-')}"

@@ -803,6 +803,10 @@ def _parse_each(spec: Any, size: int, writable: bool) -> Message:
 _IN_PLACE = _Parsed(ffi.NULL, 0, _kind_of_datatype(MPI.BYTE), None)
 _IN_PLACE.in_place = True
 
+NOTHING = _Parsed(ffi.NULL, 0, _kind_of_datatype(MPI.BYTE), None)
+"""What a rank passes on where MPI ignores the buffer: the receive side of Gather everywhere but at the root."""
+NOTHING.counts = NOTHING.displs = ffi.NULL
+
 
 def simple(obj: Any, writable: bool, in_place: bool = False, gaps: bool = False) -> Message:
     """One run of elements. in_place: MPI.IN_PLACE and None mean MPI.IN_PLACE here, instead of being refused.
@@ -889,13 +893,20 @@ def is_users(op: Any) -> bool:
 
 
 def sides(
-    sendbuf: Any, recvbuf: Any, receives: bool = True, in_place: bool = True, gaps: bool = False, why: int = 0
+    sendbuf: Any,
+    recvbuf: Any,
+    receives: bool = True,
+    in_place: bool = True,
+    gaps: bool = False,
+    why: int = 0,
+    blocks: int = 0,
 ) -> tuple[Message, Message]:
     """Both sides of a reduction. `gaps` as for `simple`.
 
     receives: False on a rank that is not the root of Reduce; recvbuf is then ignored and the second Message is the first.
     in_place: whether this operator has MPI.IN_PLACE on this rank; never where `receives` is False.
     why: the caller's own reason for MPI, for which arguments that mpi4py refuses are refused first.
+    blocks: of Reduce_scatter_block, where a rank brings so many runs (in place: in recvbuf) and receives one; counts are one run's.
 
     Raises:
         ValueError: the two sides differ in datatype or count, as mpi4py; otherwise as `simple`.
@@ -903,18 +914,15 @@ def sides(
     recv: Message = _IN_PLACE
     if receives and in_place and (sendbuf is None or sendbuf is IN_PLACE):
         send: Message = _IN_PLACE
-        recv = _parse(recvbuf, 0, True)
+        recv = _parse(recvbuf, blocks, True)
     else:
         if receives:
             recv = _parse(recvbuf, 0, True)
-        send = _parse(sendbuf, 0, False)
+        send = _parse(sendbuf, blocks, False)
     if not receives:
         recv = send
-    elif (
-        send is not _IN_PLACE and send.why != lib.SMPI_WHY_LAYOUT
-    ):  # MPI.IN_PLACE in a list: MPI looks at nothing else of it
-        if send.kind.handle != recv.kind.handle:
-            raise ValueError("mismatch in send and receive MPI datatypes")
+    elif send is not _IN_PLACE and not _is_listed_in_place(send):
+        _same_kind(send, recv)
         if send.count != recv.count:
             raise ValueError(f"mismatch in send count {send.count} and receive count {recv.count}")
     if send.why or recv.why or why:
@@ -923,22 +931,81 @@ def sides(
 
 
 def reduction(
-    sendbuf: Any, recvbuf: Any, op: Any, receives: bool = True, in_place: bool = True, gaps: bool = False
+    sendbuf: Any,
+    recvbuf: Any,
+    op: Any,
+    receives: bool = True,
+    in_place: bool = True,
+    gaps: bool = False,
+    blocks: int = 0,
 ) -> tuple[Message, Message, int]:
     """Both sides of a reduction, as `sides`, and the op's code.
 
     Raises:
         As `sides` and `op_code`.
     """
-    why = 0
-    try:
-        code = op_code(op)
-    except Unsupported as verdict:
-        code, why = -1, verdict.why
-    send, recv = sides(sendbuf, recvbuf, receives, in_place, gaps, why)
+    code, why = _op_or_why(op)
+    send, recv = sides(sendbuf, recvbuf, receives, in_place, gaps, why, blocks)
     if not recv.kind.ops >> code & 1:
         raise Unsupported(lib.SMPI_WHY_OP)
     return send, recv, code
+
+
+def scattered_reduction(
+    sendbuf: Any, recvbuf: Any, recvcounts: Any, op: Any, size: int, rank: int
+) -> tuple[Message, Message, list[int] | None, int]:
+    """Both sides of Reduce_scatter, its counts and the op's code. In place the second Message is all that the rank brings.
+
+    counts: elements, by rank; None where the caller gave none and the ranks learn them from each other.
+
+    Raises:
+        ValueError: the sides differ in datatype, or from the counts, as mpi4py; otherwise as `simple` and `op_code`.
+    """
+    code, why = _op_or_why(op)
+    recv = _parse(recvbuf, 0, True)
+    in_place = sendbuf is None or sendbuf is IN_PLACE
+    send = _IN_PLACE if in_place else _parse(sendbuf, 0, False)
+    if recvcounts is None and not in_place:
+        counts = [recv.count] if size == 1 else None
+    else:
+        counts = _longs(recvcounts, size)
+    if _is_listed_in_place(send):
+        raise Unsupported(lib.SMPI_WHY_LAYOUT)
+    if not in_place:
+        _same_kind(send, recv)
+    if counts is not None:
+        total = sum(counts)
+        if in_place and recv.count != total:
+            raise ValueError(f"mismatch in receive count {recv.count} and sum(counts) {total}")
+        if not in_place and send.count != total:
+            raise ValueError(f"mismatch in send count {send.count} and sum(counts) {total}")
+        if not in_place and recv.count != counts[rank]:
+            raise ValueError(f"mismatch in receive count {recv.count} and counts[{rank}] {counts[rank]}")
+        if min(counts) < 0:
+            why = why or lib.SMPI_WHY_LAYOUT
+    if send.why or recv.why or why:
+        raise Unsupported(send.why or recv.why or why)
+    if not recv.kind.ops >> code & 1:
+        raise Unsupported(lib.SMPI_WHY_OP)
+    return _native(send, False), _native(recv, False), counts, code
+
+
+def _op_or_why(op: Any) -> tuple[int, int]:
+    """The op's code, or -1 and why the native path cannot take it."""
+    try:
+        return op_code(op), 0
+    except Unsupported as verdict:
+        return -1, verdict.why
+
+
+def _is_listed_in_place(send: Message) -> bool:
+    """MPI.IN_PLACE in a list, [MPI.IN_PLACE, …]: mpi4py compares nothing of it with the other side, and MPI takes it."""
+    return bool(send.why == lib.SMPI_WHY_LAYOUT)
+
+
+def _same_kind(send: Message, recv: Message) -> None:
+    if send.kind.handle != recv.kind.handle:
+        raise ValueError("mismatch in send and receive MPI datatypes")
 
 
 # ---------------------------------------------------------------------------------------------------------------------

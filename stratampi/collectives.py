@@ -36,6 +36,9 @@ _barrier, _bcast = lib.smpi_array_barrier, lib.smpi_array_bcast
 _reduce, _allreduce = lib.smpi_array_reduce, lib.smpi_array_allreduce
 _allgather, _allgatherv = lib.smpi_array_allgather, lib.smpi_array_allgatherv
 _alltoall, _alltoallv = lib.smpi_array_alltoall, lib.smpi_array_alltoallv
+_gather, _scatter = lib.smpi_array_gather, lib.smpi_array_scatter
+_reduce_scatter_block = lib.smpi_array_reduce_scatter_block
+_scan, _exscan = lib.smpi_array_scan, lib.smpi_array_exscan
 
 
 def _close(_handle: MPI.Comm, _keyval: int, ctx: Any) -> None:
@@ -341,3 +344,139 @@ class Collectives(_Base):
             return
         check(status, self)
         super().Alltoallw(sendbuf, recvbuf)
+
+    def Gather(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
+        """Everybody's `sendbuf` to the root, one block a rank (MPI 5.1, section 6.5)."""
+        status = _gather(self._ctx, id(sendbuf), id(recvbuf), root)
+        if status == _PARSE and (ctx := self._open()):
+            try:
+                is_root = bool(root == self.Get_rank())
+                recv, send = buffers.both(
+                    lambda: buffers.block(recvbuf, self.Get_size(), writable=True) if is_root else buffers.NOTHING,
+                    lambda: buffers.simple(sendbuf, writable=False, in_place=is_root),
+                )
+                status = lib.smpi_gather(ctx, send.data, send.nbytes, recv.data, recv.nbytes, root)
+            except Unsupported as cannot:
+                status = lib.smpi_needs_mpi(ctx, lib.SMPI_GATHER, root, cannot.why)
+        if not status:
+            return
+        check(status, self)
+        super().Gather(sendbuf, recvbuf, root)
+
+    def Gatherv(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
+        """As Gather, with blocks of different lengths (MPI 5.1, section 6.5)."""
+        status = _PARSE
+        if ctx := self._open():
+            try:
+                is_root = bool(root == self.Get_rank())
+                recv, send = buffers.both(
+                    lambda: buffers.vector(recvbuf, self.Get_size(), writable=True) if is_root else buffers.NOTHING,
+                    lambda: buffers.simple(sendbuf, writable=False, in_place=is_root),
+                )
+                status = lib.smpi_gatherv(ctx, send.data, send.nbytes, recv.data, recv.counts, recv.displs, root)
+            except Unsupported as cannot:
+                status = lib.smpi_needs_mpi(ctx, lib.SMPI_GATHERV, root, cannot.why)
+        if not status:
+            return
+        check(status, self)
+        super().Gatherv(sendbuf, recvbuf, root)
+
+    def Scatter(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
+        """Block r of the root's `sendbuf` to rank r (MPI 5.1, section 6.6)."""
+        status = _scatter(self._ctx, id(sendbuf), id(recvbuf), root)
+        if status == _PARSE and (ctx := self._open()):
+            try:
+                is_root = bool(root == self.Get_rank())
+                send, recv = buffers.both(
+                    lambda: buffers.block(sendbuf, self.Get_size(), writable=False) if is_root else buffers.NOTHING,
+                    lambda: buffers.simple(recvbuf, writable=True, in_place=is_root),
+                )
+                status = lib.smpi_scatter(ctx, send.data, send.nbytes, recv.data, recv.nbytes, root)
+            except Unsupported as cannot:
+                status = lib.smpi_needs_mpi(ctx, lib.SMPI_SCATTER, root, cannot.why)
+        if not status:
+            return
+        check(status, self)
+        super().Scatter(sendbuf, recvbuf, root)
+
+    def Scatterv(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
+        """As Scatter, with blocks of different lengths (MPI 5.1, section 6.6)."""
+        status = _PARSE
+        if ctx := self._open():
+            try:
+                is_root = bool(root == self.Get_rank())
+                send, recv = buffers.both(
+                    lambda: buffers.vector(sendbuf, self.Get_size(), writable=False) if is_root else buffers.NOTHING,
+                    lambda: buffers.simple(recvbuf, writable=True, in_place=is_root),
+                )
+                status = lib.smpi_scatterv(ctx, send.data, send.counts, send.displs, recv.data, recv.nbytes, root)
+            except Unsupported as cannot:
+                status = lib.smpi_needs_mpi(ctx, lib.SMPI_SCATTERV, root, cannot.why)
+        if not status:
+            return
+        check(status, self)
+        super().Scatterv(sendbuf, recvbuf, root)
+
+    def Reduce_scatter_block(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> None:
+        """Block r of `op` over all ranks' `sendbuf` to rank r (MPI 5.1, section 6.10.1)."""
+        status = _reduce_scatter_block(self._ctx, id(sendbuf), id(recvbuf), id(op))
+        if status == _PARSE and (ctx := self._open()):
+            try:
+                send, recv, code = buffers.reduction(sendbuf, recvbuf, op, blocks=self.Get_size())
+                status = lib.smpi_reduce_scatter_block(ctx, send.data, recv.data, recv.count, recv.type, code)
+            except Unsupported as cannot:
+                status = lib.smpi_needs_mpi(ctx, lib.SMPI_REDUCE_SCATTER_BLOCK, 0, cannot.why)
+        if not status:
+            return
+        check(status, self)
+        super().Reduce_scatter_block(sendbuf, recvbuf, op)
+
+    def Reduce_scatter(self, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: MPI.Op = MPI.SUM) -> None:
+        """As Reduce_scatter_block, with blocks of different lengths (MPI 5.1, section 6.10.2).
+
+        Without `recvcounts` each rank's `recvbuf` says how long its block is.
+        """
+        status = _PARSE
+        if ctx := self._open():
+            try:
+                size, rank = self.Get_size(), self.Get_rank()
+                send, recv, counts, code = buffers.scattered_reduction(sendbuf, recvbuf, recvcounts, op, size, rank)
+                mine = recv.count if counts is None else counts[rank]
+                table = ffi.NULL if counts is None else counts
+                total = (recv if send.in_place else send).count
+                args = (recv.data, mine, table, recv.type, code)
+                status = lib.smpi_reduce_scatter(ctx, send.data, total, *args)
+            except Unsupported as cannot:
+                status = lib.smpi_needs_mpi(ctx, lib.SMPI_REDUCE_SCATTER, 0, cannot.why)
+        if not status:
+            return
+        check(status, self)
+        super().Reduce_scatter(sendbuf, recvbuf, recvcounts, op)
+
+    def Scan(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> None:
+        """`op` over the `sendbuf` of ranks 0 to r, in rank order, to rank r's `recvbuf` (MPI 5.1, section 6.11.1)."""
+        status = _scan(self._ctx, id(sendbuf), id(recvbuf), id(op))
+        if status == _PARSE and (ctx := self._open()):
+            try:
+                send, recv, code = buffers.reduction(sendbuf, recvbuf, op)
+                status = lib.smpi_scan(ctx, send.data, recv.data, recv.count, recv.type, code)
+            except Unsupported as cannot:
+                status = lib.smpi_needs_mpi(ctx, lib.SMPI_SCAN, 0, cannot.why)
+        if not status:
+            return
+        check(status, self)
+        super().Scan(sendbuf, recvbuf, op)
+
+    def Exscan(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> None:
+        """As Scan over ranks 0 to r - 1; rank 0's `recvbuf` stays as it is (MPI 5.1, section 6.11.2)."""
+        status = _exscan(self._ctx, id(sendbuf), id(recvbuf), id(op))
+        if status == _PARSE and (ctx := self._open()):
+            try:
+                send, recv, code = buffers.reduction(sendbuf, recvbuf, op)
+                status = lib.smpi_exscan(ctx, send.data, recv.data, recv.count, recv.type, code)
+            except Unsupported as cannot:
+                status = lib.smpi_needs_mpi(ctx, lib.SMPI_EXSCAN, 0, cannot.why)
+        if not status:
+            return
+        check(status, self)
+        super().Exscan(sendbuf, recvbuf, op)

@@ -92,6 +92,66 @@ def _alltoallw(comm: MPI.Comm, sendbuf: Any, recvbuf: Any) -> Filled:
     return lib.smpi_plan_alltoallw, (*out, *into), (send, recv)
 
 
+def _gather(comm: MPI.Comm, sendbuf: Any, recvbuf: Any, root: int = 0) -> Filled:
+    is_root = bool(root == comm.Get_rank())
+    recv, send = buffers.both(
+        lambda: buffers.block(recvbuf, comm.Get_size(), writable=True) if is_root else buffers.NOTHING,
+        lambda: buffers.simple(sendbuf, writable=False, in_place=is_root),
+    )
+    return lib.smpi_plan_gather, (send.data, send.nbytes, recv.data, recv.nbytes, root), (send, recv)
+
+
+def _gatherv(comm: MPI.Comm, sendbuf: Any, recvbuf: Any, root: int = 0) -> Filled:
+    is_root = bool(root == comm.Get_rank())
+    recv, send = buffers.both(
+        lambda: buffers.vector(recvbuf, comm.Get_size(), writable=True) if is_root else buffers.NOTHING,
+        lambda: buffers.simple(sendbuf, writable=False, in_place=is_root),
+    )
+    return lib.smpi_plan_gatherv, (send.data, send.nbytes, recv.data, recv.counts, recv.displs, root), (send, recv)
+
+
+def _scatter(comm: MPI.Comm, sendbuf: Any, recvbuf: Any, root: int = 0) -> Filled:
+    is_root = bool(root == comm.Get_rank())
+    send, recv = buffers.both(
+        lambda: buffers.block(sendbuf, comm.Get_size(), writable=False) if is_root else buffers.NOTHING,
+        lambda: buffers.simple(recvbuf, writable=True, in_place=is_root),
+    )
+    return lib.smpi_plan_scatter, (send.data, send.nbytes, recv.data, recv.nbytes, root), (send, recv)
+
+
+def _scatterv(comm: MPI.Comm, sendbuf: Any, recvbuf: Any, root: int = 0) -> Filled:
+    is_root = bool(root == comm.Get_rank())
+    send, recv = buffers.both(
+        lambda: buffers.vector(sendbuf, comm.Get_size(), writable=False) if is_root else buffers.NOTHING,
+        lambda: buffers.simple(recvbuf, writable=True, in_place=is_root),
+    )
+    return lib.smpi_plan_scatterv, (send.data, send.counts, send.displs, recv.data, recv.nbytes, root), (send, recv)
+
+
+def _reduce_scatter_block(comm: MPI.Comm, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> Filled:
+    send, recv, code = buffers.reduction(sendbuf, recvbuf, op, blocks=comm.Get_size())
+    return lib.smpi_plan_reduce_scatter_block, (send.data, recv.data, recv.count, recv.type, code), (send, recv)
+
+
+def _reduce_scatter(comm: MPI.Comm, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: MPI.Op = MPI.SUM) -> Filled:
+    size, rank = comm.Get_size(), comm.Get_rank()
+    send, recv, counts, code = buffers.scattered_reduction(sendbuf, recvbuf, recvcounts, op, size, rank)
+    mine = recv.count if counts is None else counts[rank]
+    table = ffi.NULL if counts is None else counts
+    total = (recv if send.in_place else send).count
+    return lib.smpi_plan_reduce_scatter, (send.data, total, recv.data, mine, table, recv.type, code), (send, recv)
+
+
+def _scan(comm: MPI.Comm, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> Filled:
+    send, recv, code = buffers.reduction(sendbuf, recvbuf, op)
+    return lib.smpi_plan_scan, (send.data, recv.data, recv.count, recv.type, code), (send, recv)
+
+
+def _exscan(comm: MPI.Comm, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> Filled:
+    send, recv, code = buffers.reduction(sendbuf, recvbuf, op)
+    return lib.smpi_plan_exscan, (send.data, recv.data, recv.count, recv.type, code), (send, recv)
+
+
 PLANNERS: dict[str, tuple[int, Callable[..., Filled]]] = {
     "barrier": (lib.SMPI_BARRIER, _barrier),
     "bcast": (lib.SMPI_BCAST, _bcast),
@@ -102,6 +162,14 @@ PLANNERS: dict[str, tuple[int, Callable[..., Filled]]] = {
     "alltoall": (lib.SMPI_ALLTOALL, _alltoall),
     "alltoallv": (lib.SMPI_ALLTOALLV, _alltoallv),
     "alltoallw": (lib.SMPI_ALLTOALLW, _alltoallw),
+    "gather": (lib.SMPI_GATHER, _gather),
+    "gatherv": (lib.SMPI_GATHERV, _gatherv),
+    "scatter": (lib.SMPI_SCATTER, _scatter),
+    "scatterv": (lib.SMPI_SCATTERV, _scatterv),
+    "reduce_scatter_block": (lib.SMPI_REDUCE_SCATTER_BLOCK, _reduce_scatter_block),
+    "reduce_scatter": (lib.SMPI_REDUCE_SCATTER, _reduce_scatter),
+    "scan": (lib.SMPI_SCAN, _scan),
+    "exscan": (lib.SMPI_EXSCAN, _exscan),
 }
 """Operator (mpi4py's name in lower case) -> the runtime's number for it, and its planner."""
 
@@ -117,7 +185,7 @@ def _plan(comm: MPI.Comm, operator: str, args: tuple[Any, ...], kwargs: dict[str
             (code, _root_of(operator, args, kwargs), cannot.why),
             (None, None),
         )
-    mpi = getattr(MPI.Comm, "I" + operator)
+    mpi = getattr(MPI.Intracomm, "I" + operator)
     parts = packing.parts(*keep)
 
     def fill(request: Any) -> None:
@@ -131,7 +199,14 @@ def _plan(comm: MPI.Comm, operator: str, args: tuple[Any, ...], kwargs: dict[str
     )
 
 
-_ROOT_AT = {"bcast": 1, "reduce": 3}  # among the positional arguments
+_ROOT_AT = {
+    "bcast": 1,
+    "reduce": 3,
+    "gather": 2,
+    "gatherv": 2,
+    "scatter": 2,
+    "scatterv": 2,
+}  # among the positional arguments
 
 
 def _root_of(operator: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -146,7 +221,7 @@ def _is_for_us(comm: MPI.Comm, operator: str, args: tuple[Any, ...], kwargs: dic
 
 
 def _nonblocking(operator: str) -> Any:
-    original = getattr(MPI.Comm, "I" + operator)
+    original = getattr(MPI.Intracomm, "I" + operator)
 
     @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> MPI.Request:
@@ -159,7 +234,7 @@ def _nonblocking(operator: str) -> Any:
 
 
 def _persistent(operator: str) -> Any:
-    original = getattr(MPI.Comm, operator.capitalize() + "_init")
+    original = getattr(MPI.Intracomm, operator.capitalize() + "_init")
     arguments = PLANNERS[operator][1].__code__.co_argcount - 1
 
     @functools.wraps(original)

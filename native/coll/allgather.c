@@ -80,17 +80,6 @@ static struct smpi_slice slice_of_v(const struct smpi_comm *comm, int source, in
         .src = from->send, .dst = dst, .bytes = from->send == dst && source == destination ? 0 : from->bytes};
 }
 
-/* FNV-1a over the counts. */
-static uint64_t digest_of(const int64_t *counts, int size)
-{
-    uint64_t digest = 14695981039346656037u;
-    for (int i = 0; i < size; i++) {
-        digest = (digest ^ (uint64_t)counts[i]) * 1099511628211u;
-        digest ^= digest >> 29;
-    }
-    return digest;
-}
-
 static int counts_agree(const struct smpi_comm *comm, const int64_t *counts)
 {
     const uint64_t digest = smpi_line_of(comm, comm->rank)->digest;
@@ -126,7 +115,7 @@ static void fill_v(struct smpi_request *request, struct smpi_line *line)
                          (char *)request->recv + request->to.displs[i], (size_t)request->to.counts[i]);
     }
     line->bytes = request->send_bytes;
-    line->digest = digest_of(request->to.counts, comm->size);
+    line->digest = smpi_digest_of(request->to.counts, comm->size);
     /* A rank whose own counts do not fit still enters: everybody will see it. */
     if (!smpi_fits_payload(longest_of(request))) {
         memcpy(smpi_next_slot(comm), request->to.displs, (size_t)comm->size * sizeof *request->to.displs);

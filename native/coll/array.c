@@ -263,6 +263,73 @@ int smpi_array_alltoall(smpi_comm *comm, uint64_t send, uint64_t recv)
     return done(status, &from, &to);
 }
 
+int smpi_array_gather(smpi_comm *comm, uint64_t send, uint64_t recv, int root)
+{
+    struct side from = {0}, to = {0};
+    int status = SMPI_PARSE;
+    if (is_open(comm) && comm->rank == root) {
+        const size_t size = (size_t)comm->size;
+        if (read_side(&to, recv, 1) && to.count % size == 0 && read_send(&from, send)) {
+            status = smpi_gather(comm, from.data, from.bytes, to.data, to.bytes / size, root);
+        }
+    } else if (is_open(comm) && read_side(&from, send, 0)) {
+        status = smpi_gather(comm, from.data, from.bytes, NULL, 0, root);
+    }
+    return done(status, &from, &to);
+}
+
+int smpi_array_scatter(smpi_comm *comm, uint64_t send, uint64_t recv, int root)
+{
+    struct side from = {0}, to = {0};
+    int status = SMPI_PARSE;
+    if (is_open(comm) && comm->rank == root) {
+        const size_t size = (size_t)comm->size;
+        if (read_side(&from, send, 0) && from.count % size == 0 &&
+            (value_of(recv, SMPI_KNOWN_IN_PLACE) >= 0 || read_side(&to, recv, 1))) {
+            status = smpi_scatter(comm, from.data, from.bytes / size, to.data, to.bytes, root);
+        }
+    } else if (is_open(comm) && read_side(&to, recv, 1)) {
+        status = smpi_scatter(comm, NULL, 0, to.data, to.bytes, root);
+    }
+    return done(status, &from, &to);
+}
+
+int smpi_array_reduce_scatter_block(smpi_comm *comm, uint64_t send, uint64_t recv, uint64_t op)
+{
+    struct side from = {0}, to = {0};
+    const int code = value_of(op, SMPI_KNOWN_OP);
+    int status = SMPI_PARSE;
+    if (is_open(comm) && code >= 0 && read_side(&to, recv, 1) && smpi_op_is_legal(to.type, code) &&
+        read_send(&from, send)) {
+        const size_t size = (size_t)comm->size;
+        if (from.data ? from.named == to.named && from.count == to.count * size : to.count % size == 0) {
+            const size_t count = from.data ? to.count : to.count / size;
+            status = smpi_reduce_scatter_block(comm, from.data, to.data, count, to.type, code);
+        }
+    }
+    return done(status, &from, &to);
+}
+
+int smpi_array_scan(smpi_comm *comm, uint64_t send, uint64_t recv, uint64_t op)
+{
+    struct side from = {0}, to = {0};
+    int code, status = SMPI_PARSE;
+    if (is_open(comm) && read_reduction(&from, &to, send, recv, op, &code)) {
+        status = smpi_scan(comm, from.data, to.data, to.count, to.type, code);
+    }
+    return done(status, &from, &to);
+}
+
+int smpi_array_exscan(smpi_comm *comm, uint64_t send, uint64_t recv, uint64_t op)
+{
+    struct side from = {0}, to = {0};
+    int code, status = SMPI_PARSE;
+    if (is_open(comm) && read_reduction(&from, &to, send, recv, op, &code)) {
+        status = smpi_exscan(comm, from.data, to.data, to.count, to.type, code);
+    }
+    return done(status, &from, &to);
+}
+
 struct runs {
     int64_t *counts, *displs; /* [size] bytes */
 };

@@ -50,7 +50,14 @@ static void describe(const struct smpi_line *line, char *text, size_t size)
                  smpi_op_name(line->op), line->root);
         break;
     case SMPI_ALLREDUCE:
+    case SMPI_REDUCE_SCATTER_BLOCK:
+    case SMPI_SCAN:
+    case SMPI_EXSCAN:
         snprintf(text, size, "%s(%llu x %s, %s)", operator_, count, smpi_type_name(line->type), smpi_op_name(line->op));
+        break;
+    case SMPI_REDUCE_SCATTER:
+        snprintf(text, size, "%s(%llu x %s, %s, receives %llu)", operator_, count, smpi_type_name(line->type),
+                 smpi_op_name(line->op), (unsigned long long)line->bytes);
         break;
     case SMPI_ALLGATHER:
     case SMPI_ALLTOALL: snprintf(text, size, "%s(%llu bytes from each rank)", operator_, count); break;
@@ -58,6 +65,12 @@ static void describe(const struct smpi_line *line, char *text, size_t size)
     case SMPI_ALLTOALLV:
     case SMPI_ALLTOALLW:
         snprintf(text, size, "%s(sends %llu bytes)", operator_, (unsigned long long)line->bytes);
+        break;
+    case SMPI_GATHER:
+    case SMPI_SCATTER: snprintf(text, size, "%s(%llu bytes a rank, root %d)", operator_, count, line->root); break;
+    case SMPI_GATHERV:
+    case SMPI_SCATTERV:
+        snprintf(text, size, "%s(%llu bytes, root %d)", operator_, (unsigned long long)line->bytes, line->root);
         break;
     case SMPI_OPERATOR_COUNT: snprintf(text, size, "%s", operator_); break;
     }
@@ -233,6 +246,16 @@ int smpi_all_have(const struct smpi_comm *comm, int flag)
         flags &= smpi_line_of(comm, rank)->flags;
     }
     return flags != 0;
+}
+
+uint64_t smpi_digest_of(const int64_t *counts, int size)
+{
+    uint64_t digest = 14695981039346656037u; /* FNV-1a */
+    for (int i = 0; i < size; i++) {
+        digest = (digest ^ (uint64_t)counts[i]) * 1099511628211u;
+        digest ^= digest >> 29;
+    }
+    return digest;
 }
 
 void smpi_count(struct smpi_comm *comm, int operator_, int path, size_t bytes)

@@ -43,6 +43,9 @@ void smpi_check_alias_pieces(const struct smpi_comm *comm, struct smpi_line *lin
 /* 1 if all members' lines of the current operator have the flag. */
 int smpi_all_have(const struct smpi_comm *comm, int flag);
 
+/* A number that differs, but for a rare chance, where counts differ; for tables that must be the same on all ranks. */
+uint64_t smpi_digest_of(const int64_t *counts, int size);
+
 /* Counts the operator for smpi_stats; bytes: what this rank passed in. */
 void smpi_count(struct smpi_comm *comm, int operator_, int path, size_t bytes);
 

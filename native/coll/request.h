@@ -30,6 +30,7 @@ struct smpi_request {
     size_t count;                  /* elements of a reduction */
     size_t send_bytes, recv_bytes; /* one block where there are several */
     size_t passed;                 /* bytes for the statistics */
+    uint64_t digest;               /* of a table of counts; 0: this rank has none */
     struct smpi_pieces from, to;
     void *scratch;                           /* in the heap, until the end */
     uint64_t *layouts;                       /* in the heap, until the end: [2 size] of Alltoallw */

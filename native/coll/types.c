@@ -16,6 +16,14 @@ const char *smpi_operator_name(int op)
     case SMPI_ALLTOALL: return "alltoall";
     case SMPI_ALLTOALLV: return "alltoallv";
     case SMPI_ALLTOALLW: return "alltoallw";
+    case SMPI_GATHER: return "gather";
+    case SMPI_GATHERV: return "gatherv";
+    case SMPI_SCATTER: return "scatter";
+    case SMPI_SCATTERV: return "scatterv";
+    case SMPI_REDUCE_SCATTER_BLOCK: return "reduce_scatter_block";
+    case SMPI_REDUCE_SCATTER: return "reduce_scatter";
+    case SMPI_SCAN: return "scan";
+    case SMPI_EXSCAN: return "exscan";
     case SMPI_OPERATOR_COUNT: break;
     }
     return "unknown operator";

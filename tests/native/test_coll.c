@@ -199,6 +199,176 @@ static void vectors(smpi_world *world, smpi_comm *comm, int rank, int size, unsi
     drop(world, rr, recv, recv_total);
 }
 
+/* Gather and Scatter, their v-forms with blocks in reverse order and one element between them, from and to every place. */
+static void rooted(smpi_world *world, smpi_comm *comm, int rank, int size, unsigned round, size_t count)
+{
+    const int rs = coin(round, rank, 6), rr = coin(round, rank, 7);
+    const int root = (int)(round % (unsigned)size);
+    const size_t total = count * (size_t)size;
+    const size_t bytes = count * sizeof(int64_t);
+    const int in_place = coin(round, root, 20) && rank == root;
+    size_t wrong = 0;
+
+    int64_t *send = make_filled(world, rs, total, rank);
+    int64_t *recv = make(world, rr, total);
+    if (in_place) {
+        memcpy(recv + (size_t)rank * count, send, bytes);
+    }
+    CHECK_EQ(smpi_gather(comm, in_place ? NULL : send, bytes, rank == root ? recv : NULL, bytes, root), SMPI_OK);
+    for (size_t i = 0; i < total; i++) {
+        wrong += recv[i] != (rank == root ? value((int)(i / count), i % count) : -1);
+    }
+    CHECK_EQ(wrong, 0);
+    memset(recv, 0xff, total * sizeof *recv);
+    CHECK_EQ(smpi_scatter(comm, rank == root ? send : NULL, bytes, in_place ? NULL : recv, bytes, root), SMPI_OK);
+    for (size_t i = 0; i < total; i++) {
+        wrong += recv[i] != (in_place || i >= count ? -1 : value(root, i + (size_t)rank * count));
+    }
+    for (size_t i = 0; i < total; i++) {
+        wrong += send[i] != value(rank, i);
+    }
+    CHECK_EQ(wrong, 0);
+    drop(world, rs, send, total);
+    drop(world, rr, recv, total);
+}
+
+static void rooted_vectors(smpi_world *world, smpi_comm *comm, int rank, int size, unsigned round, size_t count)
+{
+    const int rs = coin(round, rank, 8), rr = coin(round, rank, 9);
+    const int root = (int)(round % (unsigned)size);
+    const int in_place = coin(round, root, 21) && rank == root;
+    int64_t counts[RANKS_MAX] = {0}, displs[RANKS_MAX] = {0};
+    size_t total = 0, wrong = 0;
+    for (int peer = size - 1; peer >= 0; peer--) {
+        counts[peer] = (int64_t)(block(round, count, peer, 1) * sizeof(int64_t));
+        displs[peer] = (int64_t)(total * sizeof(int64_t));
+        total += block(round, count, peer, 1) + 1;
+    }
+    const size_t mine = block(round, count, rank, 1);
+    const size_t mine_at = (size_t)displs[rank] / sizeof(int64_t);
+    const int is_root = rank == root;
+    const int64_t *tables[] = {is_root ? counts : NULL, is_root ? displs : NULL};
+
+    int64_t *send = make_filled(world, rs, mine, rank);
+    int64_t *recv = make(world, rr, total);
+    if (in_place) {
+        memcpy(recv + mine_at, send, mine * sizeof *send);
+    }
+    CHECK_EQ(smpi_gatherv(comm, in_place ? NULL : send, mine * sizeof *send, recv, tables[0], tables[1], root),
+             SMPI_OK);
+    for (int peer = 0; peer < size; peer++) {
+        const size_t n = (size_t)counts[peer] / sizeof(int64_t);
+        const int64_t *got = recv + (size_t)displs[peer] / sizeof(int64_t);
+        for (size_t i = 0; i < n; i++) {
+            wrong += got[i] != (is_root ? value(peer, i) : -1);
+        }
+        wrong += got[n] != -1;
+    }
+    CHECK_EQ(wrong, 0);
+    drop(world, rs, send, mine);
+    drop(world, rr, recv, total);
+
+    send = make_filled(world, rs, total, rank);
+    recv = make(world, rr, mine);
+    CHECK_EQ(smpi_scatterv(comm, send, tables[0], tables[1], in_place ? NULL : recv, mine * sizeof *recv, root),
+             SMPI_OK);
+    for (size_t i = 0; i < mine; i++) {
+        wrong += recv[i] != (in_place ? -1 : value(root, i + mine_at));
+    }
+    for (size_t i = 0; i < total; i++) {
+        wrong += send[i] != value(rank, i);
+    }
+    CHECK_EQ(wrong, 0);
+    drop(world, rs, send, total);
+    drop(world, rr, recv, mine);
+}
+
+/* Elements [from, from + count) of the sum over ranks 0 to ranks - 1. */
+static size_t differs(const int64_t *recv, size_t from, size_t count, int summed)
+{
+    size_t wrong = 0;
+    for (size_t i = 0; i < count; i++) {
+        wrong += recv[i] != value(0, from + i) * summed * (summed + 1) / 2;
+    }
+    return wrong;
+}
+
+static size_t touched(const int64_t *recv, size_t count)
+{
+    size_t touched = 0;
+    for (size_t i = 0; i < count; i++) {
+        touched += recv[i] != -1;
+    }
+    return touched;
+}
+
+/* Reduce_scatter and Scan; each rank in place or not, with a table of counts or not. */
+static void partial_reductions(smpi_world *world, smpi_comm *comm, int rank, int size, unsigned round, size_t count)
+{
+    const int rs = coin(round, rank, 11), rr = coin(round, rank, 12);
+    const int in_place = coin(round, rank, 13), knows = coin(round, rank, 14);
+    int64_t counts[RANKS_MAX] = {0};
+    size_t total = 0, start = 0;
+    for (int peer = 0; peer < size; peer++) {
+        counts[peer] = (int64_t)block(round, count, peer, 2);
+        start = peer == rank ? total : start;
+        total += (size_t)counts[peer];
+    }
+    const size_t mine = (size_t)counts[rank];
+    int64_t *send = make_filled(world, rs, total, rank);
+    int64_t *recv = in_place ? make_filled(world, rr, total, rank) : make(world, rr, total);
+    CHECK_EQ(smpi_reduce_scatter(comm, in_place ? NULL : send, total, recv, mine, knows ? counts : NULL, SMPI_INT64,
+                                 SMPI_SUM),
+             SMPI_OK);
+    CHECK_EQ(differs(recv, start, mine, size), 0);
+    CHECK_EQ(in_place ? 0 : touched(recv + mine, total - mine), 0);
+    drop(world, rs, send, total);
+    drop(world, rr, recv, total);
+
+    total = count * (size_t)size;
+    send = make_filled(world, rs, total, rank);
+    recv = in_place ? make_filled(world, rr, total, rank) : make(world, rr, total);
+    CHECK_EQ(smpi_reduce_scatter_block(comm, in_place ? NULL : send, recv, count, SMPI_INT64, SMPI_SUM), SMPI_OK);
+    CHECK_EQ(differs(recv, count * (size_t)rank, count, size), 0);
+    CHECK_EQ(in_place ? 0 : touched(recv + count, total - count), 0);
+    memcpy(recv, send, count * sizeof *send);
+    CHECK_EQ(smpi_scan(comm, in_place ? NULL : send, recv, count, SMPI_INT64, SMPI_SUM), SMPI_OK);
+    CHECK_EQ(differs(recv, 0, count, rank + 1), 0);
+    memcpy(recv, send, count * sizeof *send);
+    CHECK_EQ(smpi_exscan(comm, in_place ? NULL : send, recv, count, SMPI_INT64, SMPI_SUM), SMPI_OK);
+    CHECK_EQ(rank ? differs(recv, 0, count, rank) : (size_t)memcmp(recv, send, count * sizeof *send), 0);
+    drop(world, rs, send, total);
+    drop(world, rr, recv, total);
+}
+
+/* float16: 2048 + 1 + 1 is 2050 only if it is rounded once, at the end. */
+static void halves(smpi_world *world, smpi_comm *comm, int rank, int size, unsigned round, size_t count)
+{
+    enum { ONE = 0x3c00, BIG = 0x6800 };                                     /* 1 and 2048 */
+    static const uint16_t sums[] = {0x6800, 0x6800, 0x6801, 0x6802, 0x6802}; /* of 2048, 2049 … 2052, to even */
+    const size_t bytes = count * sizeof(uint16_t);
+    const int registered = coin(round, rank, 15);
+    uint16_t *data = registered ? smpi_heap_alloc(world, bytes + 1, 0) : malloc(bytes + 1);
+    for (int exclusive = 0; exclusive < 2; exclusive++) {
+        for (size_t i = 0; i < count; i++) {
+            data[i] = rank ? ONE : BIG;
+        }
+        CHECK_EQ((exclusive ? smpi_exscan : smpi_scan)(comm, NULL, data, count, SMPI_FLOAT16, SMPI_SUM), SMPI_OK);
+        const uint16_t wanted = sums[exclusive && rank ? rank - 1 : rank];
+        size_t wrong = 0;
+        for (size_t i = 0; i < count; i++) {
+            wrong += data[i] != wanted;
+        }
+        CHECK_EQ(wrong, 0);
+    }
+    (void)size;
+    if (registered) {
+        smpi_heap_free(world, data);
+    } else {
+        free(data);
+    }
+}
+
 static void all_operators(smpi_world *world, int rank, int size, void *arg)
 {
     (void)arg;
@@ -209,6 +379,10 @@ static void all_operators(smpi_world *world, int rank, int size, void *arg)
             reductions(world, comm, rank, size, round, COUNTS[i]);
             movements(world, comm, rank, size, round, COUNTS[i]);
             vectors(world, comm, rank, size, round, COUNTS[i]);
+            rooted(world, comm, rank, size, round, COUNTS[i]);
+            rooted_vectors(world, comm, rank, size, round, COUNTS[i]);
+            partial_reductions(world, comm, rank, size, round, COUNTS[i]);
+            halves(world, comm, rank, size, round, COUNTS[i]);
             CHECK_EQ(smpi_barrier(comm), SMPI_OK);
         }
     }
@@ -254,6 +428,30 @@ static void differing(smpi_world *world, int rank, int size, void *arg)
             CHECK_EQ(smpi_alltoallv(comm, send, counts, displs, recv, more, displs), SMPI_ERR_MISMATCH);
             CHECK_EQ(smpi_allgatherv(comm, send, bytes + 8 * odd, recv, counts, displs), SMPI_ERR_MISMATCH);
             CHECK_EQ(smpi_allgatherv(comm, send, bytes, recv, more, displs), SMPI_ERR_MISMATCH);
+            CHECK_EQ(smpi_gather(comm, send, bytes + 8 * odd, recv, bytes, 0), SMPI_ERR_MISMATCH);
+            CHECK_EQ(smpi_gather(comm, send, bytes, recv, bytes + 8 * !rank, 0), SMPI_ERR_MISMATCH);
+            CHECK_EQ(smpi_scatter(comm, send, bytes, recv, bytes + 8 * odd, 0), SMPI_ERR_MISMATCH);
+            CHECK_EQ(smpi_scatter(comm, send, bytes + 8 * !rank, recv, bytes, 0), SMPI_ERR_MISMATCH);
+            CHECK_EQ(smpi_gather(comm, send, bytes, recv, bytes, (int)odd), SMPI_ERR_MISMATCH);
+            CHECK_EQ(smpi_gatherv(comm, send, bytes + 8 * odd, recv, counts, displs, 0), SMPI_ERR_MISMATCH);
+            CHECK(strstr(smpi_reason(), "what the root expects") != NULL);
+            CHECK_EQ(smpi_scatterv(comm, send, counts, displs, recv, bytes + 8 * odd, 0), SMPI_ERR_MISMATCH);
+            CHECK_EQ(smpi_scatterv(comm, send, counts, displs, recv, bytes + 8 * !rank, 0), SMPI_ERR_MISMATCH);
+            CHECK_EQ(smpi_scan(comm, send, recv, count + odd, SMPI_INT64, SMPI_SUM), SMPI_ERR_MISMATCH);
+            const size_t all = count * (size_t)size;
+            for (int peer = 0; peer < size; peer++) { /* now elements: the same sum, and the last rank's wrong */
+                counts[peer] = (int64_t)count;
+                more[peer] = (int64_t)count + (odd && peer == 0) - (odd && peer == 1);
+            }
+            CHECK_EQ(smpi_reduce_scatter(comm, send, all, recv, count, more, SMPI_INT64, SMPI_SUM), SMPI_ERR_MISMATCH);
+            CHECK_EQ(smpi_reduce_scatter(comm, send, all, recv, count + odd, NULL, SMPI_INT64, SMPI_SUM),
+                     SMPI_ERR_MISMATCH);
+            CHECK_EQ(smpi_gather(comm, rank ? send : recv + 1, bytes, recv, bytes, 0), SMPI_ERR_ALIAS);
+            CHECK_EQ(smpi_exscan(comm, odd ? recv : send, recv, count, SMPI_INT64, SMPI_SUM), SMPI_ERR_ALIAS);
+            CHECK_EQ(smpi_scatter(comm, send, bytes, odd ? NULL : recv, bytes, 0),
+                     SMPI_MPI); /* in place: at the root */
+            CHECK_EQ(smpi_gather(comm, odd ? NULL : send, bytes, recv, bytes, 0), SMPI_MPI);
+            CHECK_EQ(smpi_gatherv(comm, send, bytes, recv, counts, displs, size), SMPI_MPI); /* no such root */
             CHECK_EQ(smpi_allreduce(comm, odd ? recv : send, recv, count, SMPI_INT64, SMPI_SUM), SMPI_ERR_ALIAS);
             CHECK_EQ(odd ? smpi_needs_mpi(comm, SMPI_BCAST, 0, SMPI_WHY_DATATYPE) : smpi_bcast(comm, recv, bytes, 0),
                      SMPI_MPI);

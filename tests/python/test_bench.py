@@ -42,6 +42,10 @@ def test_other_sizes_are_refused(text):
         ("allreduce", 1024, 4, 128, 128, 1024),
         ("allgather", 1024, 4, 128, 32, 256),
         ("alltoallv", 1024, 4, 128, 128, 256),
+        ("gather", 1024, 4, 128, 32, 256),
+        ("scatterv", 1024, 4, 128, 128, 256),
+        ("reduce_scatter", 1024, 4, 128, 128, 1024),
+        ("exscan", 1024, 4, 128, 128, 1024),
         ("alltoall", 8, 4, 4, 4, 8),  # at least one item a block
         ("bcast", 1, 4, 1, 1, 8),
         ("barrier", 1024, 4, 0, 0, 0),
@@ -76,6 +80,9 @@ def test_the_ratio_is_the_median_of_paired_ratios():
         ("allreduce", 1.5, 2 * 4 / 8),
         ("allgather", 0.75, 2 * 4 / 8),
         ("alltoallv", 0.75, 2 * 4 / 8),
+        ("scatter", 0.75, 2 / 8),
+        ("reduce_scatter_block", 0.75, 5 / 8),
+        ("exscan", 1.0, 2 * 3 / 8),
     ],
 )
 def test_bandwidth_and_share_follow_their_formulas(name, bus, share):

@@ -39,6 +39,8 @@ def one_of_each(comm, count, registered):
     send, everyone = array(count, mine, registered), array(count * SIZE, mine, registered)
     total, root_total, same = (array(count, 0, registered) for _ in range(3))
     gathered, gathered_v, swapped, swapped_v = (array(count * SIZE, 0, registered) for _ in range(4))
+    collected, collected_v = (array(count * SIZE, 0, registered) for _ in range(2))
+    dealt, dealt_v, part, part_v, upto, before = (array(count, 0, registered) for _ in range(6))
     text = array(count, 7.0 if RANK == SIZE - 1 else 0, registered)
     same[:] = mine
     counts = [count] * SIZE
@@ -52,6 +54,14 @@ def one_of_each(comm, count, registered):
         comm.Iallgatherv(send, [gathered_v, counts]),
         comm.Ialltoall(everyone, swapped),
         comm.Ialltoallv([everyone, counts], [swapped_v, counts]),
+        comm.Igather(send, collected if RANK == 0 else None),
+        comm.Igatherv(send, [collected_v, counts] if RANK == SIZE - 1 else None, root=SIZE - 1),
+        comm.Iscatter(everyone if RANK == SIZE - 1 else None, dealt, SIZE - 1),
+        comm.Iscatterv([everyone, counts] if RANK == 0 else None, dealt_v),
+        comm.Ireduce_scatter_block(everyone, part),
+        comm.Ireduce_scatter(everyone, part_v, counts, MPI.MAX),
+        comm.Iscan(send, upto),
+        comm.Iexscan(send, before),
     ]
     ranks = np.repeat(np.arange(1.0, SIZE + 1), count)
 
@@ -62,6 +72,12 @@ def one_of_each(comm, count, registered):
             RANK != 0 or (root_total == TOTAL).all(),
             (text == 7.0).all(),
             *((block == ranks).all() for block in (gathered, gathered_v, swapped, swapped_v)),
+            (collected == (ranks if RANK == 0 else 0)).all(),
+            (collected_v == (ranks if RANK == SIZE - 1 else 0)).all(),
+            (dealt == SIZE).all() and (dealt_v == 1).all(),
+            (part == TOTAL).all() and (part_v == SIZE).all(),
+            (upto == mine * (mine + 1) / 2).all(),
+            RANK == 0 or (before == mine * (mine - 1) / 2).all(),
         ])  # fmt: skip
 
     return requests, is_right
