@@ -805,7 +805,7 @@ def _op_or_why(op: Any) -> tuple[int, int]:
 
 def _is_listed_in_place(send: Message) -> bool:
     """MPI.IN_PLACE in a list, [MPI.IN_PLACE, …]: mpi4py compares nothing of it with the other side, and MPI takes it."""
-    return send.why == lib.SMPI_WHY_LAYOUT
+    return bool(send.why == lib.SMPI_WHY_LAYOUT)
 
 
 def _same_kind(send: Message, recv: Message) -> None:
