@@ -235,14 +235,14 @@ def test_gather_and_scatter(dtype: np.dtype, nbytes: int, bits: int, root: int, 
     one.array[:] = given_to[RANK][:count]
     if in_place:
         whole.array[mine] = one.array
-    COMM.Gather(MPI.IN_PLACE if in_place else one.array, whole.array if root == RANK else None, root)
+    COMM.Gather(MPI.IN_PLACE if in_place else typed(one.array), typed(whole.array) if root == RANK else None, root)
     wanted = ref.gather([x[:count] for x in given_to], root)[RANK]
     ok = same(whole.array, before if wanted is None else wanted.reshape(-1))
     ok &= same(one.array, given_to[RANK][:count])
 
     whole.array[:] = given_to[RANK]
     one.array[:] = 0
-    COMM.Scatter(whole.array if root == RANK else None, None if in_place else one.array, root)
+    COMM.Scatter(typed(whole.array) if root == RANK else None, None if in_place else typed(one.array), root)
     wanted = ref.scatter([x.reshape(SIZE, count) for x in given_to], root)[RANK]
     ok &= not one.array.any() if in_place else same(one.array, wanted)
     ok &= same(whole.array, given_to[RANK])
@@ -271,14 +271,14 @@ def test_gatherv_and_scatterv(dtype: np.dtype, counts: list[int], gap: int, bits
     one.array[:] = given_to[RANK][: counts[RANK]]
     if in_place:
         whole.array[displs[RANK] : displs[RANK] + counts[RANK]] = one.array
-    layout = [whole.array, (counts, displs)] if root == RANK else "nothing to look at"
-    COMM.Gatherv(MPI.IN_PLACE if in_place else one.array, layout, root)
+    layout = typed_runs(whole.array, counts, displs) if root == RANK else "nothing to look at"
+    COMM.Gatherv(MPI.IN_PLACE if in_place else typed(one.array), layout, root)
     wanted = ref.gatherv([x[:n] for x, n in zip(given_to, counts, strict=True)], root, displs, before)[RANK]
     ok = same(whole.array, before if wanted is None else wanted)
 
     whole.array[:] = given_to[RANK]
     one.array[:] = 0
-    COMM.Scatterv(layout, MPI.IN_PLACE if in_place else one.array, root)
+    COMM.Scatterv(layout, MPI.IN_PLACE if in_place else typed(one.array), root)
     wanted = ref.scatterv(given_to, counts, root, displs)[RANK]
     ok &= not one.array.any() if in_place else same(one.array, wanted)
     ok &= same(whole.array, given_to[RANK])
@@ -307,7 +307,9 @@ def test_scattered_reductions(pair: tuple[np.dtype, str], counts: list[int], tol
     send.array[:] = given_to[RANK]
     recv.array[:] = given_to[RANK]
     mine = recv.array[: counts[RANK]]
-    COMM.Reduce_scatter(MPI.IN_PLACE if in_place else send.array, recv.array if in_place else mine, table, mpi_op)
+    COMM.Reduce_scatter(
+        MPI.IN_PLACE if in_place else typed(send.array), typed(recv.array if in_place else mine), table, mpi_op
+    )
     ok = same(mine, ref.reduce_scatter(given_to, counts, op)[RANK])
     ok &= in_place or same(recv.array[counts[RANK] :], given_to[RANK][counts[RANK] :])
 
@@ -316,9 +318,9 @@ def test_scattered_reductions(pair: tuple[np.dtype, str], counts: list[int], tol
     whole = recv.array[: count * SIZE]
     whole[:] = given_to[RANK]
     if in_place:
-        COMM.Reduce_scatter_block(MPI.IN_PLACE, whole, mpi_op)
+        COMM.Reduce_scatter_block(MPI.IN_PLACE, typed(whole), mpi_op)
     else:
-        COMM.Reduce_scatter_block(send.array[: count * SIZE], whole[:count], mpi_op)
+        COMM.Reduce_scatter_block(typed(send.array[: count * SIZE]), typed(whole[:count]), mpi_op)
         ok &= same(whole[count:], given_to[RANK][count:])
     ok &= same(whole[:count], ref.reduce_scatter_block([x.reshape(SIZE, count) for x in given_to], op)[RANK])
     assert all_true(ok and send.guards_intact() and recv.guards_intact())
@@ -340,7 +342,7 @@ def test_prefixes(pair: tuple[np.dtype, str], nbytes: int, bits: int, seed: int)
     ok = True
     for method, model in ((COMM.Scan, ref.scan), (COMM.Exscan, ref.exscan)):
         recv.array[:] = given_to[RANK]
-        method(MPI.IN_PLACE if in_place else send.array, recv.array, getattr(MPI, op))
+        method(MPI.IN_PLACE if in_place else typed(send.array), typed(recv.array), getattr(MPI, op))
         wanted = model(given_to, op)[RANK]
         if wanted is not None or NATIVE:  # an MPI library may write to rank 0's buffer of Exscan
             ok &= same(recv.array, given_to[RANK] if wanted is None else wanted)
@@ -709,6 +711,10 @@ def test_roots_that_are_numpy_integers() -> None:
         assert (x == int(root)).all()
         total = np.zeros(3)
         comm.Reduce((x, MPI.DOUBLE), [total, 3, MPI.DOUBLE] if int(root) == RANK else None, root=root)
+        all_ranks, mine = np.repeat(np.arange(SIZE), 3).astype(float), np.zeros(3)
+        comm.Scatterv((all_ranks, MPI.DOUBLE) if int(root) == RANK else None, (mine, MPI.DOUBLE), root=root)
+        comm.Gather((mine, MPI.DOUBLE), (all_ranks, MPI.DOUBLE) if int(root) == RANK else None, root=root)
+        assert (mine == RANK).all()
         comm.Ibcast(x, root=root).Wait()
     comm.Free()
 
