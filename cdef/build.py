@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cffi import FFI
 
-TEXTS = ("status", "setting", "world", "heap", "coll", "request", "array")
+TEXTS = ("status", "setting", "world", "heap", "layout", "coll", "request", "array")
 HERE = Path(__file__).resolve().parent
 
 ffibuilder = FFI()

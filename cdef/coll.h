@@ -13,8 +13,8 @@ typedef struct smpi_comm smpi_comm;
 
 enum smpi_operator {
     SMPI_BARRIER, SMPI_BCAST, SMPI_REDUCE, SMPI_ALLREDUCE, SMPI_ALLGATHER, SMPI_ALLGATHERV, SMPI_ALLTOALL, SMPI_ALLTOALLV,
-    SMPI_GATHER, SMPI_GATHERV, SMPI_SCATTER, SMPI_SCATTERV, SMPI_REDUCE_SCATTER_BLOCK, SMPI_REDUCE_SCATTER, SMPI_SCAN,
-    SMPI_EXSCAN,
+    SMPI_ALLTOALLW, SMPI_GATHER, SMPI_GATHERV, SMPI_SCATTER, SMPI_SCATTERV, SMPI_REDUCE_SCATTER_BLOCK, SMPI_REDUCE_SCATTER,
+    SMPI_SCAN, SMPI_EXSCAN,
     SMPI_OPERATOR_COUNT
 };
 
@@ -39,13 +39,17 @@ enum smpi_type {
     SMPI_INT8, SMPI_INT16, SMPI_INT32, SMPI_INT64, SMPI_UINT8, SMPI_UINT16, SMPI_UINT32, SMPI_UINT64,
     SMPI_FLOAT16, SMPI_BFLOAT16, SMPI_FLOAT32, SMPI_FLOAT64, SMPI_LONGDOUBLE,
     SMPI_COMPLEX64, SMPI_COMPLEX128, SMPI_CLONGDOUBLE,
+    /* a value and where it is, an int; without the gap that the C struct has in some */
+    SMPI_INT16_INT32, SMPI_INT32_INT32, SMPI_INT64_INT32, SMPI_FLOAT32_INT32, SMPI_FLOAT64_INT32, SMPI_LONGDOUBLE_INT32,
     SMPI_TYPE_COUNT
 };
 
 /* Reduction ops, combined in rank order: ((x0 op x1) op x2) … */
 enum smpi_op {
     SMPI_SUM, SMPI_PROD, SMPI_MAX, SMPI_MIN, SMPI_LAND, SMPI_LOR, SMPI_LXOR, SMPI_BAND, SMPI_BOR, SMPI_BXOR,
-    SMPI_OP_COUNT
+    SMPI_MAXLOC, SMPI_MINLOC,
+    SMPI_OP_COUNT,
+    SMPI_OP_USER /* only the caller knows it: smpi_contribute */
 };
 
 const char *smpi_operator_name(int op);
@@ -77,6 +81,9 @@ int smpi_barrier(smpi_comm *comm);
 int smpi_bcast(smpi_comm *comm, void *buffer, size_t bytes, int root);
 int smpi_reduce(smpi_comm *comm, const void *send, void *recv, size_t count, int type, int op, int root);
 int smpi_allreduce(smpi_comm *comm, const void *send, void *recv, size_t count, int type, int op);
+/* A reduction whose op the caller applies: everybody's `bytes` bytes, in rank order, to contributions on the ranks that combine;
+ * NULL on the others. operator_ and root as the caller's operator has them; all lengths are the same. */
+int smpi_contribute(smpi_comm *comm, int operator_, int root, const void *send, size_t bytes, void *contributions);
 /* send_bytes: this rank's block; recv holds size blocks of recv_bytes. send NULL: this rank's block is already in recv. */
 int smpi_allgather(smpi_comm *comm, const void *send, size_t send_bytes, void *recv, size_t recv_bytes);
 /* Rank i's block goes to recv + displs[i] and has counts[i] bytes. */
@@ -84,6 +91,10 @@ int smpi_allgatherv(smpi_comm *comm, const void *send, size_t send_bytes, void *
 int smpi_alltoall(smpi_comm *comm, const void *send, size_t send_bytes, void *recv, size_t recv_bytes); /* bytes of one block */
 int smpi_alltoallv(smpi_comm *comm, const void *send, const int64_t *send_counts, const int64_t *send_displs, void *recv,
                    const int64_t *recv_counts, const int64_t *recv_displs);
+/* As smpi_alltoallv, but a block's bytes lie as its layout says; counts are without gaps. An entry of NULL: no gaps. */
+int smpi_alltoallw(smpi_comm *comm, const void *send, const int64_t *send_counts, const int64_t *send_displs,
+                   const smpi_layout *const *send_layouts, void *recv, const int64_t *recv_counts, const int64_t *recv_displs,
+                   const smpi_layout *const *recv_layouts);
 
 /* The root's recv holds size blocks of recv_bytes; send NULL, at the root only: its block is already there. v: rank i's block goes
  * to the root's recv + displs[i] and has counts[i] bytes. */

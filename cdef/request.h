@@ -26,6 +26,10 @@ void smpi_plan_allgatherv(smpi_request *request, const void *send, size_t send_b
 void smpi_plan_alltoall(smpi_request *request, const void *send, size_t send_bytes, void *recv, size_t recv_bytes);
 void smpi_plan_alltoallv(smpi_request *request, const void *send, const int64_t *send_counts, const int64_t *send_displs,
                          void *recv, const int64_t *recv_counts, const int64_t *recv_displs);
+/* The arrays of layouts are the caller's and must live as long as the request. */
+void smpi_plan_alltoallw(smpi_request *request, const void *send, const int64_t *send_counts, const int64_t *send_displs,
+                         const smpi_layout *const *send_layouts, void *recv, const int64_t *recv_counts,
+                         const int64_t *recv_displs, const smpi_layout *const *recv_layouts);
 void smpi_plan_gather(smpi_request *request, const void *send, size_t send_bytes, void *recv, size_t recv_bytes, int root);
 void smpi_plan_gatherv(smpi_request *request, const void *send, size_t send_bytes, void *recv, const int64_t *counts,
                        const int64_t *displs, int root);
@@ -37,6 +41,11 @@ void smpi_plan_reduce_scatter(smpi_request *request, const void *send, size_t co
                               const int64_t *counts, int type, int op);
 void smpi_plan_scan(smpi_request *request, const void *send, void *recv, size_t count, int type, int op);
 void smpi_plan_exscan(smpi_request *request, const void *send, void *recv, size_t count, int type, int op);
+
+/* After one of the above: parts that are packed at each start, and parts that are unpacked when the operator has gone well. The
+ * arrays are the caller's and must live as long as the request. NULL, 0: none. */
+void smpi_plan_parts(smpi_request *request, const struct smpi_part *packs, size_t pack_count, const struct smpi_part *unpacks,
+                     size_t unpack_count);
 
 /* start: SMPI_OK, or SMPI_ERR_REVOKED. test: SMPI_AGAIN while it is under way, then the operator's result, again and again; does
  * what this rank can do without waiting. wait: the same after up to `us` microseconds (without limit where negative), in

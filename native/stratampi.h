@@ -9,6 +9,7 @@
 #include "../cdef/setting.h"
 #include "../cdef/world.h"
 #include "../cdef/heap.h"
+#include "../cdef/layout.h"
 #include "../cdef/coll.h"
 #include "../cdef/request.h"
 #include "../cdef/array.h"

@@ -1,15 +1,17 @@
 """Buffer specifications: from what the user wrote to an address, a count and a basic type.
 
-The grammar is mpi4py's (4.1.2, msgbuffer.pxi), which has three readings of one text:
+The grammar is mpi4py's (4.1.2, msgbuffer.pxi), which has four readings of one text:
 
     simple   one run of elements           Bcast, reductions, a rank's own block in Allgather
     block    `size` equal runs             both sides of Alltoall, the receive side of Allgather
     vector   `size` runs, each anywhere    both sides of Alltoallv, the receive side of Allgatherv
+    each     as vector, of many datatypes  both sides of Alltoallw
 
 Invariant: what mpi4py would refuse before it calls MPI is refused here with the same exception type and text, before this rank
 has touched anything shared; a peer must never wait for a rank that raised over its own arguments. What is legal but not
-native (derived datatypes, device memory, BOTTOM, user ops) is `Unsupported`: the caller enters with that reason, and all ranks take
-mpi4py's method together. Where mpi4py's verdict depends on the exporter of the memory, mpi4py itself is asked (`_judge`).
+native (datatypes that are not taken apart, device memory, BOTTOM, user ops) is `Unsupported`: the caller enters with that reason,
+and all ranks take mpi4py's method together. Where mpi4py's verdict depends on the exporter of the memory, mpi4py itself is asked
+(`_judge`).
 
 Two departures, both on purpose. A count that runs past the memory raises, where mpi4py reads or writes beyond it. Arrays of
 bfloat16, and float16 where the MPI library has no such type, are accepted: the runtime knows these types.
@@ -20,6 +22,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from itertools import accumulate
 from operator import index
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -28,19 +31,25 @@ from mpi4py import MPI
 from numpy import ndarray
 
 from ._native import ffi, lib
+from .datatypes import layout_of, place
 from .errors import Error
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+    from .datatypes import Layout
 
 CHARS: Any = ffi.typeof("char[]")
 _INT64S: Any = ffi.typeof("int64_t[]")
+_LAYOUTS: Any = ffi.typeof("smpi_layout *[]")
+_PARTS: Any = ffi.typeof("struct smpi_part[]")
 BOTTOM, IN_PLACE = MPI.BOTTOM, MPI.IN_PLACE
 from_buffer = ffi.from_buffer
 
 # Taken now: the runner puts other communicators in their place.
 _Datatype, _Comm, _SELF = MPI.Datatype, MPI.Comm, MPI.COMM_SELF
 _typedict: dict[Any, Any] = MPI._typedict  # the dict itself, which users change
+_BYTE = MPI.BYTE
 _NOWHERE: Any = ffi.new("char[128]")  # where nothing is sent from: C reads NULL as IN_PLACE
 _LONG_MAX = 2**63 - 1
 _TOO_LARGE = "Python int too large to convert to C long"
@@ -58,6 +67,8 @@ class Unsupported(Exception):  # a verdict, not an error: the caller never lets 
 class Kind(NamedTuple):
     """What one element is. `code` is an SMPI_* type, or -1 for a datatype that the native path does not decode.
 
+    `itemsize` does not count gaps; where there are any, `layout` says where the bytes lie.
+
     `ops` has bit 1 << op where a reduction by op is legal. `handle` tells MPI datatypes apart as mpi4py does (MPI.LONG is
     not MPI.INT64_T); it is negative for types that MPI does not have.
     """
@@ -67,6 +78,7 @@ class Kind(NamedTuple):
     ops: int
     handle: int
     datatype: MPI.Datatype | None
+    layout: Layout | None = None
 
 
 class Message:
@@ -76,8 +88,10 @@ class Message:
     count: elements; in block form elements of one block, in vector form of all together.
     type, itemsize: SMPI_* code and bytes of an element. nbytes: count * itemsize.
     counts, displs: vector form only, `int64_t[size]` in bytes; the displacement of an empty run is 0.
-    keep: what owns the memory. why: SMPI_WHY_* if the native path cannot take it, else 0 (functions of this module that return
-    a Message raise Unsupported in that case).
+    parts: where the bytes lie, if there are gaps between them: `struct smpi_part[]`, one for each run that is not empty; data and
+    displs are then those of memory without gaps (packing.py). None: no gaps. layouts: of `each` only, `smpi_layout *[size]`.
+    keep: what owns the memory. why: SMPI_WHY_* if the native path cannot take it, else 0 (functions of this module that return a
+    Message raise Unsupported in that case).
     """
 
     __slots__ = ("count", "data", "itemsize", "keep", "kind", "nbytes", "type")
@@ -85,6 +99,8 @@ class Message:
     counts: Any = None  # no slots: a slot to fill is a cost on every call, and these are rarely anything else
     displs: Any = None
     in_place: bool = False
+    layouts: Any = ffi.NULL
+    parts: Any = None
     why: int = 0
 
     def __init__(self, data: Any, count: int, kind: Kind, keep: Any) -> None:
@@ -105,12 +121,13 @@ class Message:
 class _Parsed(Message):
     """A Message in which everything may be set."""
 
-    __slots__ = ("counts", "displs", "in_place", "why")
+    __slots__ = ("counts", "displs", "in_place", "layouts", "parts", "why")
 
     def __init__(self, data: Any, count: int, kind: Kind, keep: Any) -> None:
         super().__init__(data, count, kind, keep)
-        self.counts = self.displs = None
+        self.counts = self.displs = self.parts = None
         self.in_place = False
+        self.layouts = ffi.NULL
         self.why = 0
 
 
@@ -126,7 +143,7 @@ LEGAL: tuple[int, ...] = tuple(
 )
 """SMPI_* type -> bits 1 << op of the reductions that MPI defines for it."""
 
-_OP_NAMES = ("SUM", "PROD", "MAX", "MIN", "LAND", "LOR", "LXOR", "BAND", "BOR", "BXOR")
+_OP_NAMES = ("SUM", "PROD", "MAX", "MIN", "LAND", "LOR", "LXOR", "BAND", "BOR", "BXOR", "MAXLOC", "MINLOC")
 
 OP_OF: dict[int, int] = {getattr(MPI, name).handle: getattr(lib, f"SMPI_{name}") for name in _OP_NAMES}
 """`MPI.Op.handle` -> SMPI_* op (mpi4py's handles cannot be hashed; copies such as `MPI.Op(MPI.SUM)` have the same handle)."""
@@ -224,8 +241,27 @@ def _kind_of_key(key: Any) -> Kind:
 
 
 def _kind_of_datatype(datatype: MPI.Datatype) -> Kind:
-    handle = datatype.handle
-    return _KIND_OF_HANDLE.get(handle) or Kind(-1, 0, 0, handle, datatype)
+    return _KIND_OF_HANDLE.get(datatype.handle) or _derived(datatype)
+
+
+_PAIRS = {  # a value and where it is
+    MPI.SHORT_INT.handle: lib.SMPI_INT16_INT32,
+    MPI.TWOINT.handle: lib.SMPI_INT32_INT32,
+    MPI.LONG_INT.handle: lib.SMPI_INT64_INT32,
+    MPI.FLOAT_INT.handle: lib.SMPI_FLOAT32_INT32,
+    MPI.DOUBLE_INT.handle: lib.SMPI_FLOAT64_INT32,
+    MPI.LONG_DOUBLE_INT.handle: lib.SMPI_LONGDOUBLE_INT32,
+}
+
+
+def _derived(datatype: MPI.Datatype) -> Kind:
+    """A datatype that is no row of the table: to be moved; predefined ops are for the pairs alone."""
+    layout = layout_of(datatype) if datatype != MPI.DATATYPE_NULL else None
+    if layout is None:
+        return Kind(-1, 0, 0, datatype.handle, datatype)
+    code = _PAIRS.get(datatype.handle, lib.SMPI_BYTE)
+    ops = LEGAL[code] if code != lib.SMPI_BYTE else 0
+    return Kind(code, layout.size, ops, datatype.handle, datatype, layout if layout.ptr else None)
 
 
 # By the address of NumPy's own dtype objects, which live on. By address because long and long long are equal, and two MPI
@@ -480,7 +516,7 @@ def _is_integral(value: Any) -> bool:
 
 def _extent(kind: Kind, purpose: str) -> tuple[int, int]:
     """Lower bound and extent in bytes. purpose: what cannot be done without, for the text."""
-    if kind.code >= 0:
+    if kind.code >= 0 and kind.layout is None:
         return 0, kind.itemsize
     assert kind.datatype is not None
     if kind.datatype == MPI.DATATYPE_NULL:
@@ -587,6 +623,9 @@ def _parse(spec: Any, blocks: int, writable: bool) -> Message:
     if kind.code < 0:
         message.why = lib.SMPI_WHY_DATATYPE
         return message
+    if kind.layout is not None:
+        _scatter(message, buf, data, memory.nbytes, [(count * max(blocks, 1), offset)])
+        return message
     needed = message.nbytes * max(blocks, 1)
     if buf is IN_PLACE:  # to mpi4py a buffer of no bytes at MPI's own address
         message.why = lib.SMPI_WHY_LAYOUT
@@ -602,6 +641,32 @@ def _parse(spec: Any, blocks: int, writable: bool) -> Message:
             + (f" from displacement {displ} on" if offset else ""),
         )
     return message
+
+
+def _scatter(message: _Parsed, buf: Any, data: Any, nbytes: int, runs: list[tuple[int, int]]) -> None:
+    """Notes where the bytes of a message with gaps lie. runs: elements and bytes from `data` on.
+
+    What leaves the memory is MPI's affair: datatypes may reach where their buffer does not.
+    """
+    layout = message.kind.layout
+    assert layout is not None
+    parts = []
+    for elements, displ in runs:
+        if not elements:
+            continue
+        low, high = (displ + bound for bound in layout.span(elements))
+        if (
+            buf is None
+            or buf is BOTTOM
+            or buf is IN_PLACE
+            or ((low < 0 or high > nbytes) and not _reaches(buf, low, high))
+        ):
+            message.why = lib.SMPI_WHY_LAYOUT
+            return
+        parts.append((layout.ptr, data + displ, ffi.NULL, elements * message.itemsize))
+    message.data = _NOWHERE
+    if parts:
+        message.parts = ffi.new(_PARTS, parts)
 
 
 def _odd_runs(buf: Any, nbytes: int, itemsize: int, counts: list[int], displs: list[int]) -> int:
@@ -659,6 +724,16 @@ def _parse_vector(spec: Any, size: int, writable: bool) -> Message:
         message.why = lib.SMPI_WHY_DATATYPE if kind.code < 0 else lib.SMPI_WHY_LAYOUT
         return message
     itemsize = kind.itemsize
+    if kind.layout is not None:
+        for i, count in enumerate(counts):
+            if count < 0:
+                raise Error(MPI.ERR_COUNT, f"negative count {count} for rank {i}")
+        extent = kind.layout.extent
+        _scatter(message, buf, data, nbytes, [(n, displ * extent) for n, displ in zip(counts, displs, strict=True)])
+        displs = list(accumulate(counts, initial=0))[:-1]
+        message.counts = ffi.new(_INT64S, [count * itemsize for count in counts])
+        message.displs = ffi.new(_INT64S, [displ * itemsize for displ in displs])
+        return message
     limit = nbytes // itemsize
     for count, displ in zip(counts, displs, strict=True):
         if count <= 0 or displ < 0 or displ + count > limit:
@@ -668,6 +743,57 @@ def _parse_vector(spec: Any, size: int, writable: bool) -> Message:
         message.data = _NOWHERE
     message.counts = ffi.new(_INT64S, [count * itemsize for count in counts])
     message.displs = ffi.new(_INT64S, [displ * itemsize for displ in displs])
+    return message
+
+
+def _parse_each(spec: Any, size: int, writable: bool) -> Message:
+    """message_vector_w of mpi4py: `size` runs, each with a datatype of its own and a displacement in bytes. As vector form, with
+    `layouts`.
+    """
+    n = len(spec)
+    counts = displs = None
+    if n == 2:
+        buf, types = spec
+    elif n == 3:
+        buf, pair, types = spec
+        counts, displs = _pair(pair) if isinstance(pair, (tuple, list)) else pair
+    elif n == 4:
+        buf, counts, displs, types = spec
+    else:
+        raise ValueError("message: expecting 2 to 4 items")
+    if buf is BOTTOM:
+        if counts is None:
+            raise ValueError("message: BOTTOM requires counts")
+        if displs is None:
+            raise ValueError("message: BOTTOM requires displs")
+    data, nbytes, _, keep = _memory(buf, _BYTE, writable, bare=buf is None)
+    if counts is None and displs is None:
+        counts, displs = [1] * size, [0] * size
+    else:
+        counts, displs = _longs(counts, size), _longs(displs, size)
+    if len(types) != size:
+        raise ValueError(f"expecting {size} items, got {len(types)}")
+    kinds = []
+    for i in range(size):
+        if not isinstance(types[i], _Datatype):
+            raise TypeError(f"Cannot convert {type(types[i]).__name__} to mpi4py.MPI.Datatype")
+        kinds.append(_kind_of_datatype(types[i]))
+    message = _Parsed(data, sum(counts), _kind_of_datatype(_BYTE), keep)
+    for i, (kind, count, displ) in enumerate(zip(kinds, counts, displs, strict=True)):
+        if count < 0:
+            raise Error(MPI.ERR_COUNT, f"negative count {count} for rank {i}")
+        if kind.code < 0:
+            message.why = lib.SMPI_WHY_DATATYPE
+        elif count:
+            low, high = kind.layout.span(count) if kind.layout is not None else (0, count * kind.itemsize)
+            low, high = low + displ, high + displ
+            if buf is BOTTOM or ((low < 0 or high > nbytes) and not _reaches(buf, low, high)):
+                message.why = lib.SMPI_WHY_LAYOUT
+    message.nbytes = sum(count * kind.itemsize for count, kind in zip(counts, kinds, strict=True))
+    message.counts = ffi.new(_INT64S, [count * kind.itemsize for count, kind in zip(counts, kinds, strict=True)])
+    message.displs = ffi.new(_INT64S, [displ if count else 0 for count, displ in zip(counts, displs, strict=True)])
+    message.layouts = ffi.new(_LAYOUTS, [ffi.NULL if kind.layout is None else kind.layout.ptr for kind in kinds])
+    message.keep = (keep, kinds)
     return message
 
 
@@ -682,8 +808,10 @@ NOTHING = _Parsed(ffi.NULL, 0, _kind_of_datatype(MPI.BYTE), None)
 NOTHING.counts = NOTHING.displs = ffi.NULL
 
 
-def simple(obj: Any, writable: bool, in_place: bool = False) -> Message:
+def simple(obj: Any, writable: bool, in_place: bool = False, gaps: bool = False) -> Message:
     """One run of elements. in_place: MPI.IN_PLACE and None mean MPI.IN_PLACE here, instead of being refused.
+
+    gaps: the caller takes messages with `parts` (packing.py); without, they are MPI's.
 
     Raises:
         Unsupported: legal, but for MPI.
@@ -692,26 +820,55 @@ def simple(obj: Any, writable: bool, in_place: bool = False) -> Message:
     """
     if in_place and (obj is None or obj is IN_PLACE):
         return _IN_PLACE
-    return _native(_parse(obj, 0, writable))
+    return _native(_parse(obj, 0, writable), gaps)
 
 
-def block(obj: Any, size: int, writable: bool, in_place: bool = False) -> Message:
+def block(obj: Any, size: int, writable: bool, in_place: bool = False, gaps: bool = False) -> Message:
     """`size` equal runs, one behind the other; count and nbytes are those of one run. Otherwise as `simple`."""
     if in_place and (obj is None or obj is IN_PLACE):
         return _IN_PLACE
-    return _native(_parse(obj, size, writable))
+    return _native(_parse(obj, size, writable), gaps)
 
 
-def vector(obj: Any, size: int, writable: bool, in_place: bool = False) -> Message:
+def vector(obj: Any, size: int, writable: bool, in_place: bool = False, gaps: bool = False) -> Message:
     """`size` runs of their own counts and displacements. Otherwise as `simple`."""
     if in_place and (obj is None or obj is IN_PLACE):
         return _IN_PLACE
-    return _native(_parse_vector(obj, size, writable))
+    return _native(_parse_vector(obj, size, writable), gaps)
 
 
-def _native(message: Message) -> Message:
+def both(first: Callable[[], Message], second: Callable[[], Message]) -> tuple[Message, Message]:
+    """Two sides, parsed in this order. That one is for MPI is only said when the other has been looked at too: an error of its own
+    must not keep a rank from an agreement that it has begun.
+    """
+    verdict = None
+    found = []
+    for parse in (first, second):
+        try:
+            found.append(parse())
+        except Unsupported as cannot:
+            verdict = verdict or cannot
+    if verdict is not None:
+        raise verdict
+    return found[0], found[1]
+
+
+def each(obj: Any, size: int, writable: bool, in_place: bool = False) -> Message:
+    """`size` runs of their own counts, displacements and datatypes: Alltoallw. `layouts` tells the gaps. Otherwise as `simple`."""
+    if in_place and (obj is None or obj is IN_PLACE):
+        return _IN_PLACE
+    return _native(_parse_each(obj, size, writable), False)
+
+
+def _native(message: Message, gaps: bool) -> Message:
     if message.why:
         raise Unsupported(message.why)
+    if message.parts is not None:
+        if not gaps:
+            raise Unsupported(lib.SMPI_WHY_DATATYPE)
+        message.data = place(message.parts)
+        if not message.data:
+            raise Unsupported(lib.SMPI_WHY_MEMORY)
     return message
 
 
@@ -719,7 +876,7 @@ def op_code(op: Any) -> int:
     """The SMPI_* op of a predefined op.
 
     Raises:
-        Unsupported: an op of the user's, MINLOC, MAXLOC, or one that is not for reductions.
+        Unsupported: an op of the user's, or one that is not for reductions.
         TypeError: no MPI.Op, as mpi4py.
     """
     if not isinstance(op, MPI.Op):
@@ -730,23 +887,34 @@ def op_code(op: Any) -> int:
     return code
 
 
-def reduction(
-    sendbuf: Any, recvbuf: Any, op: Any, receives: bool = True, in_place: bool = True, blocks: int = 0
-) -> tuple[Message, Message, int]:
-    """Both sides of a reduction and the op's code.
+def is_users(op: Any) -> bool:
+    """Whether the op is one of the user's (MPI 5.1, section 6.9.5)."""
+    return isinstance(op, MPI.Op) and op != MPI.OP_NULL and not op.is_predefined
+
+
+def sides(
+    sendbuf: Any,
+    recvbuf: Any,
+    receives: bool = True,
+    in_place: bool = True,
+    gaps: bool = False,
+    why: int = 0,
+    blocks: int = 0,
+) -> tuple[Message, Message]:
+    """Both sides of a reduction. `gaps` as for `simple`.
 
     receives: False on a rank that is not the root of Reduce; recvbuf is then ignored and the second Message is the first.
     in_place: whether this operator has MPI.IN_PLACE on this rank; never where `receives` is False.
+    why: the caller's own reason for MPI, for which arguments that mpi4py refuses are refused first.
     blocks: of Reduce_scatter_block, where a rank brings so many runs (in place: in recvbuf) and receives one; counts are one run's.
 
     Raises:
-        ValueError: the two sides differ in datatype or count, as mpi4py; otherwise as `simple` and `op_code`.
+        ValueError: the two sides differ in datatype or count, as mpi4py; otherwise as `simple`.
     """
-    code, why = _op_or_why(op)
     recv: Message = _IN_PLACE
     if receives and in_place and (sendbuf is None or sendbuf is IN_PLACE):
         send: Message = _IN_PLACE
-        recv = _native(_parse(recvbuf, blocks, True))
+        recv = _parse(recvbuf, blocks, True)
     else:
         if receives:
             recv = _parse(recvbuf, 0, True)
@@ -757,15 +925,36 @@ def reduction(
         _same_kind(send, recv)
         if send.count != recv.count:
             raise ValueError(f"mismatch in send count {send.count} and receive count {recv.count}")
-    return send, recv, _reducible(send, recv, code, why)
+    return _both_native(send, recv, gaps, why)
+
+
+def reduction(
+    sendbuf: Any,
+    recvbuf: Any,
+    op: Any,
+    receives: bool = True,
+    in_place: bool = True,
+    gaps: bool = False,
+    blocks: int = 0,
+) -> tuple[Message, Message, int]:
+    """Both sides of a reduction, as `sides`, and the op's code.
+
+    Raises:
+        As `sides` and `op_code`.
+    """
+    code, why = _op_or_why(op)
+    send, recv = sides(sendbuf, recvbuf, receives, in_place, gaps, why, blocks)
+    if not recv.kind.ops >> code & 1:
+        raise Unsupported(lib.SMPI_WHY_OP)
+    return send, recv, code
 
 
 def scattered_reduction(
-    sendbuf: Any, recvbuf: Any, recvcounts: Any, op: Any, size: int, rank: int
+    sendbuf: Any, recvbuf: Any, recvcounts: Any, op: Any, size: int, rank: int, gaps: bool = False
 ) -> tuple[Message, Message, list[int] | None, int]:
     """Both sides of Reduce_scatter, its counts and the op's code. In place the second Message is all that the rank brings.
 
-    counts: elements, by rank; None where the caller gave none and the ranks learn them from each other.
+    counts: elements, by rank; None where the caller gave none and the ranks learn them from each other. `gaps` as for `simple`.
 
     Raises:
         ValueError: the sides differ in datatype, or from the counts, as mpi4py; otherwise as `simple` and `op_code`.
@@ -792,7 +981,10 @@ def scattered_reduction(
             raise ValueError(f"mismatch in receive count {recv.count} and counts[{rank}] {counts[rank]}")
         if min(counts) < 0:
             why = why or lib.SMPI_WHY_LAYOUT
-    return send, recv, counts, _reducible(send, recv, code, why)
+    send, recv = _both_native(send, recv, gaps, why)
+    if not recv.kind.ops >> code & 1:
+        raise Unsupported(lib.SMPI_WHY_OP)
+    return send, recv, counts, code
 
 
 def _op_or_why(op: Any) -> tuple[int, int]:
@@ -813,13 +1005,10 @@ def _same_kind(send: Message, recv: Message) -> None:
         raise ValueError("mismatch in send and receive MPI datatypes")
 
 
-def _reducible(send: Message, recv: Message, code: int, why: int) -> int:
-    """The op's code again, if all of it is native."""
+def _both_native(send: Message, recv: Message, gaps: bool, why: int) -> tuple[Message, Message]:
     if send.why or recv.why or why:
         raise Unsupported(send.why or recv.why or why)
-    if not recv.kind.ops >> code & 1:
-        raise Unsupported(lib.SMPI_WHY_OP)
-    return code
+    return _native(send, gaps), recv if recv is send else _native(recv, gaps)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
-from . import buffers
+from . import buffers, packing, userops
 from ._native import ffi, lib
 from .buffers import Unsupported, runs
 from .errors import check
@@ -175,8 +175,12 @@ class Collectives(_Base):
         status = _bcast(self._ctx, id(buf), root)
         if status == _PARSE and (ctx := self._open()):
             try:
-                data = buffers.simple(buf, writable=bool(root != self.Get_rank()))
+                sends = bool(root == self.Get_rank())
+                data = buffers.simple(buf, writable=not sends, gaps=True)
+                packing.load(data if sends else None, None)
                 status = lib.smpi_bcast(ctx, data.data, data.nbytes, root)
+                if not sends:
+                    packing.store(status, data)
             except Unsupported as cannot:
                 status = lib.smpi_needs_mpi(ctx, lib.SMPI_BCAST, root, cannot.why)
         if not status:
@@ -190,9 +194,17 @@ class Collectives(_Base):
         if status == _PARSE and (ctx := self._open()):
             try:
                 is_root = bool(root == self.Get_rank())
-                send, recv, code = buffers.reduction(sendbuf, recvbuf, op, receives=is_root, in_place=is_root)
-                target = recv.data if is_root else ffi.NULL
-                status = lib.smpi_reduce(ctx, send.data, target, recv.count, recv.type, code, root)
+                if buffers.is_users(op):
+                    size = self.Get_size()
+                    status = userops.reduce(ctx, size, lib.SMPI_REDUCE, sendbuf, recvbuf, op, root, receives=is_root)
+                else:
+                    both = buffers.reduction(sendbuf, recvbuf, op, receives=is_root, in_place=is_root, gaps=True)
+                    send, recv, code = both
+                    target = recv.data if is_root else ffi.NULL
+                    packing.load(send, recv if is_root else None)
+                    status = lib.smpi_reduce(ctx, send.data, target, recv.count, recv.type, code, root)
+                    if is_root:
+                        packing.store(status, recv)
             except Unsupported as cannot:
                 status = lib.smpi_needs_mpi(ctx, lib.SMPI_REDUCE, root, cannot.why)
         if not status:
@@ -205,8 +217,13 @@ class Collectives(_Base):
         status = _allreduce(self._ctx, id(sendbuf), id(recvbuf), id(op))
         if status == _PARSE and (ctx := self._open()):
             try:
-                send, recv, code = buffers.reduction(sendbuf, recvbuf, op)
-                status = lib.smpi_allreduce(ctx, send.data, recv.data, recv.count, recv.type, code)
+                if buffers.is_users(op):
+                    status = userops.reduce(ctx, self.Get_size(), lib.SMPI_ALLREDUCE, sendbuf, recvbuf, op)
+                else:
+                    send, recv, code = buffers.reduction(sendbuf, recvbuf, op, gaps=True)
+                    packing.load(send, recv)
+                    status = lib.smpi_allreduce(ctx, send.data, recv.data, recv.count, recv.type, code)
+                    packing.store(status, recv)
             except Unsupported as cannot:
                 status = lib.smpi_needs_mpi(ctx, lib.SMPI_ALLREDUCE, 0, cannot.why)
         if not status:
@@ -219,9 +236,13 @@ class Collectives(_Base):
         status = _allgather(self._ctx, id(sendbuf), id(recvbuf))
         if status == _PARSE and (ctx := self._open()):
             try:
-                recv = buffers.block(recvbuf, self.Get_size(), writable=True)
-                send = buffers.simple(sendbuf, writable=False, in_place=True)
+                recv, send = buffers.both(
+                    lambda: buffers.block(recvbuf, self.Get_size(), writable=True, gaps=True),
+                    lambda: buffers.simple(sendbuf, writable=False, in_place=True, gaps=True),
+                )
+                packing.load(send, recv)
                 status = lib.smpi_allgather(ctx, send.data, send.nbytes, recv.data, recv.nbytes)
+                packing.store(status, recv)
             except Unsupported as cannot:
                 status = lib.smpi_needs_mpi(ctx, lib.SMPI_ALLGATHER, 0, cannot.why)
         if not status:
@@ -241,9 +262,13 @@ class Collectives(_Base):
                 status = _PARSE
         if status == _PARSE and (ctx := self._open()):
             try:
-                recv = buffers.vector(recvbuf, self.Get_size(), writable=True)
-                send = buffers.simple(sendbuf, writable=False, in_place=True)
+                recv, send = buffers.both(
+                    lambda: buffers.vector(recvbuf, self.Get_size(), writable=True, gaps=True),
+                    lambda: buffers.simple(sendbuf, writable=False, in_place=True, gaps=True),
+                )
+                packing.load(send, recv)
                 status = lib.smpi_allgatherv(ctx, send.data, send.nbytes, recv.data, recv.counts, recv.displs)
+                packing.store(status, recv)
             except Unsupported as cannot:
                 status = lib.smpi_needs_mpi(ctx, lib.SMPI_ALLGATHERV, 0, cannot.why)
         if not status:
@@ -257,9 +282,13 @@ class Collectives(_Base):
         if status == _PARSE and (ctx := self._open()):
             try:
                 size = self.Get_size()
-                recv = buffers.block(recvbuf, size, writable=True)
-                send = buffers.block(sendbuf, size, writable=False, in_place=True)
+                recv, send = buffers.both(
+                    lambda: buffers.block(recvbuf, size, writable=True, gaps=True),
+                    lambda: buffers.block(sendbuf, size, writable=False, in_place=True, gaps=True),
+                )
+                packing.load(send, recv)
                 status = lib.smpi_alltoall(ctx, send.data, send.nbytes, recv.data, recv.nbytes)
+                packing.store(status, recv)
             except Unsupported as cannot:
                 status = lib.smpi_needs_mpi(ctx, lib.SMPI_ALLTOALL, 0, cannot.why)
         if not status:
@@ -280,10 +309,14 @@ class Collectives(_Base):
                 status = _PARSE
         if status == _PARSE and (ctx := self._open()):
             try:
-                recv = buffers.vector(recvbuf, size, writable=True)
-                send = buffers.vector(sendbuf, size, writable=False, in_place=True)
+                recv, send = buffers.both(
+                    lambda: buffers.vector(recvbuf, size, writable=True, gaps=True),
+                    lambda: buffers.vector(sendbuf, size, writable=False, in_place=True, gaps=True),
+                )
                 counts, displs = (ffi.NULL, ffi.NULL) if send.in_place else (send.counts, send.displs)
+                packing.load(send, recv)
                 status = lib.smpi_alltoallv(ctx, send.data, counts, displs, recv.data, recv.counts, recv.displs)
+                packing.store(status, recv)
             except Unsupported as cannot:
                 status = lib.smpi_needs_mpi(ctx, lib.SMPI_ALLTOALLV, 0, cannot.why)
         if not status:
@@ -291,15 +324,44 @@ class Collectives(_Base):
         check(status, self)
         super().Alltoallv(sendbuf, recvbuf)
 
+    def Alltoallw(self, sendbuf: Any, recvbuf: Any) -> None:
+        """As Alltoallv, with a datatype for each block and displacements in bytes (MPI 5.1, section 6.8)."""
+        status = int(_MPI)
+        if ctx := self._open():
+            try:
+                size = self.Get_size()
+                recv = buffers.each(recvbuf, size, writable=True)
+                send = buffers.each(sendbuf, size, writable=False, in_place=True)
+                counts, displs = (ffi.NULL, ffi.NULL) if send.in_place else (send.counts, send.displs)
+                out, into = (
+                    (send.data, counts, displs, send.layouts),
+                    (recv.data, recv.counts, recv.displs, recv.layouts),
+                )
+                status = lib.smpi_alltoallw(ctx, *out, *into)
+            except Unsupported as cannot:
+                status = lib.smpi_needs_mpi(ctx, lib.SMPI_ALLTOALLW, 0, cannot.why)
+        if not status:
+            return
+        check(status, self)
+        super().Alltoallw(sendbuf, recvbuf)
+
     def Gather(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
         """Everybody's `sendbuf` to the root, one block a rank (MPI 5.1, section 6.5)."""
         status = _gather(self._ctx, id(sendbuf), id(recvbuf), root)
         if status == _PARSE and (ctx := self._open()):
             try:
                 is_root = bool(root == self.Get_rank())
-                recv = buffers.block(recvbuf, self.Get_size(), writable=True) if is_root else buffers.NOTHING
-                send = buffers.simple(sendbuf, writable=False, in_place=is_root)
+                recv, send = buffers.both(
+                    lambda: (
+                        buffers.block(recvbuf, self.Get_size(), writable=True, gaps=True)
+                        if is_root
+                        else buffers.NOTHING
+                    ),
+                    lambda: buffers.simple(sendbuf, writable=False, in_place=is_root, gaps=True),
+                )
+                packing.load(send, recv)
                 status = lib.smpi_gather(ctx, send.data, send.nbytes, recv.data, recv.nbytes, root)
+                packing.store(status, recv)
             except Unsupported as cannot:
                 status = lib.smpi_needs_mpi(ctx, lib.SMPI_GATHER, root, cannot.why)
         if not status:
@@ -313,9 +375,17 @@ class Collectives(_Base):
         if ctx := self._open():
             try:
                 is_root = bool(root == self.Get_rank())
-                recv = buffers.vector(recvbuf, self.Get_size(), writable=True) if is_root else buffers.NOTHING
-                send = buffers.simple(sendbuf, writable=False, in_place=is_root)
+                recv, send = buffers.both(
+                    lambda: (
+                        buffers.vector(recvbuf, self.Get_size(), writable=True, gaps=True)
+                        if is_root
+                        else buffers.NOTHING
+                    ),
+                    lambda: buffers.simple(sendbuf, writable=False, in_place=is_root, gaps=True),
+                )
+                packing.load(send, recv)
                 status = lib.smpi_gatherv(ctx, send.data, send.nbytes, recv.data, recv.counts, recv.displs, root)
+                packing.store(status, recv)
             except Unsupported as cannot:
                 status = lib.smpi_needs_mpi(ctx, lib.SMPI_GATHERV, root, cannot.why)
         if not status:
@@ -329,9 +399,17 @@ class Collectives(_Base):
         if status == _PARSE and (ctx := self._open()):
             try:
                 is_root = bool(root == self.Get_rank())
-                send = buffers.block(sendbuf, self.Get_size(), writable=False) if is_root else buffers.NOTHING
-                recv = buffers.simple(recvbuf, writable=True, in_place=is_root)
+                send, recv = buffers.both(
+                    lambda: (
+                        buffers.block(sendbuf, self.Get_size(), writable=False, gaps=True)
+                        if is_root
+                        else buffers.NOTHING
+                    ),
+                    lambda: buffers.simple(recvbuf, writable=True, in_place=is_root, gaps=True),
+                )
+                packing.load(send, recv)
                 status = lib.smpi_scatter(ctx, send.data, send.nbytes, recv.data, recv.nbytes, root)
+                packing.store(status, recv)
             except Unsupported as cannot:
                 status = lib.smpi_needs_mpi(ctx, lib.SMPI_SCATTER, root, cannot.why)
         if not status:
@@ -345,9 +423,17 @@ class Collectives(_Base):
         if ctx := self._open():
             try:
                 is_root = bool(root == self.Get_rank())
-                send = buffers.vector(sendbuf, self.Get_size(), writable=False) if is_root else buffers.NOTHING
-                recv = buffers.simple(recvbuf, writable=True, in_place=is_root)
+                send, recv = buffers.both(
+                    lambda: (
+                        buffers.vector(sendbuf, self.Get_size(), writable=False, gaps=True)
+                        if is_root
+                        else buffers.NOTHING
+                    ),
+                    lambda: buffers.simple(recvbuf, writable=True, in_place=is_root, gaps=True),
+                )
+                packing.load(send, recv)
                 status = lib.smpi_scatterv(ctx, send.data, send.counts, send.displs, recv.data, recv.nbytes, root)
+                packing.store(status, recv)
             except Unsupported as cannot:
                 status = lib.smpi_needs_mpi(ctx, lib.SMPI_SCATTERV, root, cannot.why)
         if not status:
@@ -360,8 +446,10 @@ class Collectives(_Base):
         status = _reduce_scatter_block(self._ctx, id(sendbuf), id(recvbuf), id(op))
         if status == _PARSE and (ctx := self._open()):
             try:
-                send, recv, code = buffers.reduction(sendbuf, recvbuf, op, blocks=self.Get_size())
+                send, recv, code = buffers.reduction(sendbuf, recvbuf, op, gaps=True, blocks=self.Get_size())
+                packing.load(send, recv)
                 status = lib.smpi_reduce_scatter_block(ctx, send.data, recv.data, recv.count, recv.type, code)
+                packing.store(status, recv)
             except Unsupported as cannot:
                 status = lib.smpi_needs_mpi(ctx, lib.SMPI_REDUCE_SCATTER_BLOCK, 0, cannot.why)
         if not status:
@@ -378,12 +466,15 @@ class Collectives(_Base):
         if ctx := self._open():
             try:
                 size, rank = self.Get_size(), self.Get_rank()
-                send, recv, counts, code = buffers.scattered_reduction(sendbuf, recvbuf, recvcounts, op, size, rank)
+                both = buffers.scattered_reduction(sendbuf, recvbuf, recvcounts, op, size, rank, gaps=True)
+                send, recv, counts, code = both
                 mine = recv.count if counts is None else counts[rank]
                 table = ffi.NULL if counts is None else counts
                 total = (recv if send.in_place else send).count
                 args = (recv.data, mine, table, recv.type, code)
+                packing.load(send, recv)
                 status = lib.smpi_reduce_scatter(ctx, send.data, total, *args)
+                packing.store(status, recv)
             except Unsupported as cannot:
                 status = lib.smpi_needs_mpi(ctx, lib.SMPI_REDUCE_SCATTER, 0, cannot.why)
         if not status:
@@ -396,8 +487,10 @@ class Collectives(_Base):
         status = _scan(self._ctx, id(sendbuf), id(recvbuf), id(op))
         if status == _PARSE and (ctx := self._open()):
             try:
-                send, recv, code = buffers.reduction(sendbuf, recvbuf, op)
+                send, recv, code = buffers.reduction(sendbuf, recvbuf, op, gaps=True)
+                packing.load(send, recv)
                 status = lib.smpi_scan(ctx, send.data, recv.data, recv.count, recv.type, code)
+                packing.store(status, recv)
             except Unsupported as cannot:
                 status = lib.smpi_needs_mpi(ctx, lib.SMPI_SCAN, 0, cannot.why)
         if not status:
@@ -410,8 +503,11 @@ class Collectives(_Base):
         status = _exscan(self._ctx, id(sendbuf), id(recvbuf), id(op))
         if status == _PARSE and (ctx := self._open()):
             try:
-                send, recv, code = buffers.reduction(sendbuf, recvbuf, op)
+                send, recv, code = buffers.reduction(sendbuf, recvbuf, op, gaps=True)
+                packing.load(send, recv)
                 status = lib.smpi_exscan(ctx, send.data, recv.data, recv.count, recv.type, code)
+                if self.Get_rank() > 0:
+                    packing.store(status, recv)
             except Unsupported as cannot:
                 status = lib.smpi_needs_mpi(ctx, lib.SMPI_EXSCAN, 0, cannot.why)
         if not status:

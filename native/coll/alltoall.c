@@ -1,4 +1,6 @@
-/* alltoall.c - Alltoall and Alltoallv: every source has a slice of its own for every destination. */
+/* alltoall.c - Alltoall, Alltoallv and Alltoallw: every source has a slice of its own for every destination. */
+#include "../engine/layout.h"
+#include "../memory/heap.h"
 #include "../memory/shadow.h"
 #include "request.h"
 #include "payload.h"
@@ -73,8 +75,8 @@ int smpi_alltoall(smpi_comm *comm, const void *send, size_t send_bytes, void *re
     return smpi_request_run(&request);
 }
 
-/* The v-form: a rank's slot opens with what it sends to and expects from each peer; if all it sends fits behind that, its bytes are
- * there as well, in the order of destinations, and that is where they are taken from, whatever the path. */
+/* The v- and w-forms: a rank's slot opens with what it sends to and expects from each peer; if all it sends fits behind that, its
+ * bytes are there as well, in the order of destinations, and that is where they are taken from, whatever the path. */
 struct row {
     int64_t send_count, send_displ, recv_count, recv_displ; /* bytes */
 };
@@ -106,16 +108,29 @@ static const uint8_t *payload_of(const struct smpi_comm *comm, int source, int d
     return payload;
 }
 
+/* The layout of what rank sends to peer (which 0) or receives from it (which 1), as rank calls it; 0: no gaps. */
+static uint64_t layout_of(const struct smpi_comm *comm, int rank, int which, int peer)
+{
+    const uint64_t table = smpi_line_of(comm, rank)->layouts;
+    if (!table) {
+        return 0;
+    }
+    const uint64_t *layouts = smpi_shadow(comm->world, comm->members[rank], table);
+    return layouts[which * comm->size + peer];
+}
+
 static struct smpi_slice slice_of_v(const struct smpi_comm *comm, int source, int destination)
 {
     const struct row from = row_of(comm, source, destination);
     const struct row to = row_of(comm, destination, source);
-    const uint64_t src = has_payload(comm, source)
-                             ? smpi_home(comm->world, comm->members[source], payload_of(comm, source, destination))
-                             : smpi_line_of(comm, source)->send + (uint64_t)from.send_displ;
+    const int in_slot = has_payload(comm, source);
+    const uint64_t src = in_slot ? smpi_home(comm->world, comm->members[source], payload_of(comm, source, destination))
+                                 : smpi_line_of(comm, source)->send + (uint64_t)from.send_displ;
     return (struct smpi_slice){.src = src,
                                .dst = smpi_line_of(comm, destination)->recv + (uint64_t)to.recv_displ,
-                               .bytes = (size_t)from.send_count};
+                               .bytes = (size_t)from.send_count,
+                               .src_layout = in_slot ? 0 : layout_of(comm, source, 0, destination),
+                               .dst_layout = layout_of(comm, destination, 1, source)};
 }
 
 static int counts_agree(const struct smpi_comm *comm)
@@ -130,6 +145,29 @@ static int counts_agree(const struct smpi_comm *comm)
     return 1;
 }
 
+static const smpi_layout *layout_in(struct smpi_pieces pieces, int i)
+{
+    return pieces.layouts ? pieces.layouts[i] : NULL;
+}
+
+/* Shows the layouts to the others. 0 without memory. */
+static int put_layouts(struct smpi_request *request, struct smpi_line *line)
+{
+    const struct smpi_comm *comm = request->comm;
+    line->layouts = 0;
+    if (!request->from.layouts && !request->to.layouts) {
+        return 1;
+    }
+    uint64_t *table = smpi_heap_alloc(comm->world, 2 * (size_t)comm->size * sizeof *table, 0);
+    for (int i = 0; i < comm->size && table; i++) {
+        table[i] = (uint64_t)(uintptr_t)layout_in(request->from, i);
+        table[comm->size + i] = (uint64_t)(uintptr_t)layout_in(request->to, i);
+    }
+    request->layouts = table;
+    line->layouts = (uint64_t)(uintptr_t)table;
+    return table != NULL;
+}
+
 static void put_rows(struct smpi_comm *comm, struct smpi_pieces send, struct smpi_pieces recv, int with_payload)
 {
     uint8_t *slot = smpi_next_slot(comm);
@@ -138,17 +176,19 @@ static void put_rows(struct smpi_comm *comm, struct smpi_pieces send, struct smp
         const struct row row = {send.counts[i], send.displs[i], recv.counts[i], recv.displs[i]};
         memcpy(slot + (size_t)i * sizeof row, &row, sizeof row);
         if (with_payload && row.send_count) {
-            smpi_copy(payload, (const char *)send.base + row.send_displ, (size_t)row.send_count);
+            smpi_layout_copy(NULL, payload, layout_in(send, i), (const char *)send.base + row.send_displ, 0,
+                             (size_t)row.send_count);
             payload += row.send_count;
         }
     }
 }
 
-static void take_payload(const struct smpi_comm *comm, int source, char *recv)
+static void take_payload(const struct smpi_comm *comm, int source, struct smpi_pieces recv)
 {
     const struct row row = row_of(comm, comm->rank, source);
     if (row.recv_count) {
-        smpi_copy(recv + row.recv_displ, payload_of(comm, source, comm->rank), (size_t)row.recv_count);
+        smpi_layout_copy(layout_in(recv, source), (char *)(uintptr_t)recv.base + row.recv_displ, NULL,
+                         payload_of(comm, source, comm->rank), 0, (size_t)row.recv_count);
     }
 }
 
@@ -171,17 +211,18 @@ static int pack(struct smpi_request *request)
     int64_t at = 0;
     for (int i = 0; i < comm->size && copy; i++) {
         displs[i] = at;
-        smpi_copy(copy + at, (const char *)request->to.base + request->to.displs[i], (size_t)request->to.counts[i]);
+        smpi_layout_copy(NULL, copy + at, layout_in(request->to, i),
+                         (const char *)request->to.base + request->to.displs[i], 0, (size_t)request->to.counts[i]);
         at += request->to.counts[i];
     }
-    request->from = (struct smpi_pieces){copy, request->to.counts, displs};
+    request->from = (struct smpi_pieces){copy, request->to.counts, displs, NULL};
     return copy != NULL;
 }
 
 static void fill_v(struct smpi_request *request, struct smpi_line *line)
 {
     struct smpi_comm *comm = request->comm;
-    if (!request->send && !pack(request)) {
+    if ((!request->send && !pack(request)) || !put_layouts(request, line)) {
         smpi_ask_for_mpi(comm, line, SMPI_WHY_MEMORY);
         return;
     }
@@ -209,15 +250,15 @@ static int proceed_v(struct smpi_request *request)
         return smpi_move(request, slice_of_v, 0);
     }
     for (int rank = 0; rank < comm->size; rank++) {
-        take_payload(comm, rank, request->recv);
+        take_payload(comm, rank, request->to);
     }
     return SMPI_OK;
 }
 
-void smpi_plan_alltoallv(smpi_request *request, const void *send, const int64_t *send_counts,
-                         const int64_t *send_displs, void *recv, const int64_t *recv_counts, const int64_t *recv_displs)
+static void plan_v(smpi_request *request, int operator_, const void *send, const int64_t *send_counts,
+                   const int64_t *send_displs, void *recv, const int64_t *recv_counts, const int64_t *recv_displs)
 {
-    request->operator_ = SMPI_ALLTOALLV;
+    request->operator_ = operator_;
     request->fill = fill_v;
     request->proceed = proceed_v;
     request->send = send;
@@ -228,8 +269,14 @@ void smpi_plan_alltoallv(smpi_request *request, const void *send, const int64_t 
     }
     request->passed = bytes_of(request->comm, send ? request->from : request->to);
     if ((size_t)request->comm->size * sizeof(struct row) > SMPI_SLOT_BYTES) {
-        smpi_plan_mpi(request, SMPI_ALLTOALLV, 0, SMPI_WHY_LAYOUT);
+        smpi_plan_mpi(request, operator_, 0, SMPI_WHY_LAYOUT);
     }
+}
+
+void smpi_plan_alltoallv(smpi_request *request, const void *send, const int64_t *send_counts,
+                         const int64_t *send_displs, void *recv, const int64_t *recv_counts, const int64_t *recv_displs)
+{
+    plan_v(request, SMPI_ALLTOALLV, send, send_counts, send_displs, recv, recv_counts, recv_displs);
 }
 
 int smpi_alltoallv(smpi_comm *comm, const void *send, const int64_t *send_counts, const int64_t *send_displs,
@@ -237,5 +284,24 @@ int smpi_alltoallv(smpi_comm *comm, const void *send, const int64_t *send_counts
 {
     struct smpi_request request = {.comm = comm};
     smpi_plan_alltoallv(&request, send, send_counts, send_displs, recv, recv_counts, recv_displs);
+    return smpi_request_run(&request);
+}
+
+void smpi_plan_alltoallw(smpi_request *request, const void *send, const int64_t *send_counts,
+                         const int64_t *send_displs, const smpi_layout *const *send_layouts, void *recv,
+                         const int64_t *recv_counts, const int64_t *recv_displs, const smpi_layout *const *recv_layouts)
+{
+    plan_v(request, SMPI_ALLTOALLW, send, send_counts, send_displs, recv, recv_counts, recv_displs);
+    request->from.layouts = send_layouts;
+    request->to.layouts = recv_layouts;
+}
+
+int smpi_alltoallw(smpi_comm *comm, const void *send, const int64_t *send_counts, const int64_t *send_displs,
+                   const smpi_layout *const *send_layouts, void *recv, const int64_t *recv_counts,
+                   const int64_t *recv_displs, const smpi_layout *const *recv_layouts)
+{
+    struct smpi_request request = {.comm = comm};
+    smpi_plan_alltoallw(&request, send, send_counts, send_displs, send_layouts, recv, recv_counts, recv_displs,
+                        recv_layouts);
     return smpi_request_run(&request);
 }

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "../base/error.h"
+#include "../engine/layout.h"
 #include "../memory/huge.h"
 #include "stage.h"
 
@@ -62,6 +63,7 @@ static void describe(const struct smpi_line *line, char *text, size_t size)
     case SMPI_ALLTOALL: snprintf(text, size, "%s(%llu bytes from each rank)", operator_, count); break;
     case SMPI_ALLGATHERV:
     case SMPI_ALLTOALLV:
+    case SMPI_ALLTOALLW:
         snprintf(text, size, "%s(sends %llu bytes)", operator_, (unsigned long long)line->bytes);
         break;
     case SMPI_GATHER:
@@ -145,7 +147,12 @@ static int use_registered(const struct smpi_comm *comm, const void *data, size_t
 static int use_registered_pieces(const struct smpi_comm *comm, struct smpi_pieces pieces)
 {
     for (int i = 0; i < comm->size; i++) {
-        if (!use_registered(comm, (const char *)pieces.base + pieces.displs[i], (size_t)pieces.counts[i])) {
+        const struct smpi_layout *layout = pieces.layouts ? pieces.layouts[i] : NULL;
+        int64_t low = 0, high = pieces.counts[i];
+        if (layout && high) {
+            smpi_layout_span(layout, high / layout->bytes, &low, &high);
+        }
+        if (!use_registered(comm, (const char *)pieces.base + pieces.displs[i] + low, (size_t)(high - low))) {
             return 0;
         }
     }
@@ -215,6 +222,9 @@ static void extent_of(const struct smpi_comm *comm, struct smpi_pieces pieces, u
 void smpi_check_alias_pieces(const struct smpi_comm *comm, struct smpi_line *line, struct smpi_pieces send,
                              struct smpi_pieces recv)
 {
+    if (send.layouts || recv.layouts) {
+        return; /* the blocks of one may lie in the gaps of the other */
+    }
     uint64_t send_from, send_to, recv_from, recv_to;
     extent_of(comm, send, &send_from, &send_to);
     extent_of(comm, recv, &recv_from, &recv_to);

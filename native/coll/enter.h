@@ -18,10 +18,11 @@ int smpi_agree(struct smpi_comm *comm);
 /* This rank cannot do it natively. */
 void smpi_ask_for_mpi(struct smpi_comm *comm, struct smpi_line *line, int why);
 
-/* A buffer in pieces: piece i is counts[i] bytes at base + displs[i]. */
+/* A buffer in pieces: piece i is counts[i] bytes at base + displs[i]; with gaps where layouts and layouts[i] are not NULL. */
 struct smpi_pieces {
     const void *base;
     const int64_t *counts, *displs;
+    const smpi_layout *const *layouts;
 };
 
 /* Fill the address and say whether all of it is registered; bytes or pieces as the operator has it. What a rank does not send or

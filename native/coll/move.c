@@ -2,6 +2,7 @@
 #include "move.h"
 
 #include "../engine/kernels.h"
+#include "../engine/layout.h"
 #include "../memory/shadow.h"
 #include "request.h"
 #include "stage.h"
@@ -11,6 +12,25 @@
 static char *here(const struct smpi_comm *comm, int rank, uint64_t address)
 {
     return smpi_shadow(comm->world, comm->members[rank], address);
+}
+
+static const smpi_layout *layout_at(const struct smpi_comm *comm, int rank, uint64_t address)
+{
+    return address ? (const smpi_layout *)(void *)here(comm, rank, address) : NULL;
+}
+
+/* Bytes [first, last) of a slice. */
+static void copy_slice(const struct smpi_move *move, int source, int destination, struct smpi_slice slice, size_t first,
+                       size_t last)
+{
+    char *dst = here(move->comm, destination, slice.dst);
+    const char *src = here(move->comm, source, slice.src);
+    if (slice.src_layout || slice.dst_layout) {
+        smpi_layout_copy(layout_at(move->comm, destination, slice.dst_layout), dst,
+                         layout_at(move->comm, source, slice.src_layout), src, first, last);
+    } else {
+        move->copy(dst + first, src + first, last - first);
+    }
 }
 
 /* Sources in an order that starts at the destination itself, so that ranks do not all read from the same one at once. */
@@ -47,8 +67,7 @@ static void move_part(const struct smpi_move *move, size_t from, size_t to)
             const size_t first = from > at ? from - at : 0;
             const size_t last = to - at < slice.bytes ? to - at : slice.bytes;
             if (first < last) {
-                move->copy(here(comm, destination, slice.dst) + first, here(comm, source, slice.src) + first,
-                           last - first);
+                copy_slice(move, source, destination, slice, first, last);
             }
             at += slice.bytes;
         }
@@ -89,7 +108,7 @@ static void pull_direct(const struct smpi_move *move)
         const int source = source_at(comm, comm->rank, i);
         const struct smpi_slice slice = move->map(comm, source, comm->rank);
         if (slice.bytes && (source == comm->rank || !is_staged(comm, source))) {
-            move->copy(here(comm, comm->rank, slice.dst), here(comm, source, slice.src), slice.bytes);
+            copy_slice(move, source, comm->rank, slice, 0, slice.bytes);
         }
     }
 }
@@ -133,7 +152,14 @@ static void copy_in(const struct smpi_move *move, size_t round)
         const size_t bytes = destination == comm->rank ? 0 : chunk_bytes(move, slice.bytes, round);
         if (bytes) {
             char *stage = stage_for(move, comm->rank, destination, round);
-            smpi_kernels()->stream(stage, here(comm, comm->rank, slice.src) + round * move->chunk, bytes);
+            const char *src = here(comm, comm->rank, slice.src);
+            const size_t first = round * move->chunk;
+            if (slice.src_layout) {
+                smpi_layout_copy(NULL, stage - first, layout_at(comm, comm->rank, slice.src_layout), src, first,
+                                 first + bytes);
+            } else {
+                smpi_kernels()->stream(stage, src + first, bytes);
+            }
             if (move->one_block) {
                 break;
             }
@@ -150,7 +176,14 @@ static void pull_staged(const struct smpi_move *move, size_t round)
         const size_t bytes = is_staged(comm, source) ? chunk_bytes(move, slice.bytes, round) : 0;
         if (bytes) {
             const char *stage = stage_for(move, source, comm->rank, round);
-            move->copy(here(comm, comm->rank, slice.dst) + round * move->chunk, stage, bytes);
+            char *dst = here(comm, comm->rank, slice.dst);
+            const size_t first = round * move->chunk;
+            if (slice.dst_layout) {
+                smpi_layout_copy(layout_at(comm, comm->rank, slice.dst_layout), dst, NULL, stage - first, first,
+                                 first + bytes);
+            } else {
+                move->copy(dst + first, stage, bytes);
+            }
         }
     }
 }

@@ -20,6 +20,7 @@ struct smpi_request;
 struct smpi_slice {
     uint64_t src, dst;
     size_t bytes;
+    uint64_t src_layout, dst_layout; /* 0: no gaps */
 };
 
 typedef struct smpi_slice smpi_slice_map(const struct smpi_comm *comm, int source, int destination);

@@ -32,7 +32,7 @@ struct smpi_pieces smpi_keep_pieces(struct smpi_request *request, int which, con
         counts = kept;
         displs = kept + size;
     }
-    return (struct smpi_pieces){base, counts, displs};
+    return (struct smpi_pieces){base, counts, displs, NULL};
 }
 
 static int agree(struct smpi_request *request)
@@ -49,6 +49,7 @@ static int start(struct smpi_request *request)
     if (status) {
         return status;
     }
+    smpi_pack(request->packs, request->pack_count);
     struct smpi_line *line = smpi_begin(comm, request->operator_);
     line->root = request->root;
     request->fill(request, line);
@@ -62,6 +63,13 @@ static int end(struct smpi_request *request, int status)
     if (request->scratch) {
         smpi_heap_free(request->comm->world, request->scratch);
         request->scratch = NULL;
+    }
+    if (request->layouts) {
+        smpi_heap_free(request->comm->world, request->layouts);
+        request->layouts = NULL;
+    }
+    if (status == SMPI_OK) {
+        smpi_unpack(request->unpacks, request->unpack_count);
     }
     if (request->comm->interrupted) {
         request->comm->interrupted = 0;
@@ -146,6 +154,15 @@ int smpi_request_wait(smpi_request *request, int64_t us)
         smpi_doze(request->comm, until);
     }
     return request->status;
+}
+
+void smpi_plan_parts(smpi_request *request, const struct smpi_part *packs, size_t pack_count,
+                     const struct smpi_part *unpacks, size_t unpack_count)
+{
+    request->packs = packs;
+    request->pack_count = pack_count;
+    request->unpacks = unpacks;
+    request->unpack_count = unpack_count;
 }
 
 static void ask(struct smpi_request *request, struct smpi_line *line)

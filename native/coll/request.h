@@ -1,7 +1,8 @@
 /* request.h - one operator under way on one communicator. All of them live the same life:
  *
  *   plan        the arguments are noted (smpi_plan_*); nothing has been looked at, nothing is shared
- *   start       the front end fills this rank's entry line: signature, then payload or addresses (fill); posted
+ *   start       what has gaps is packed; the front end fills this rank's entry line: signature, then payload or addresses (fill);
+ *               posted
  *   agree       everybody's lines are there: compared, and all ranks know the path (enter.h)
  *   proceed     inline in the front end, or in a back end (move.h, combine.h): step by step, with a synchronisation between two
  *   steps end         counted; what was allocated on the way is freed
@@ -31,7 +32,10 @@ struct smpi_request {
     size_t passed;                 /* bytes for the statistics */
     uint64_t digest;               /* of a table of counts; 0: this rank has none */
     struct smpi_pieces from, to;
-    void *scratch; /* in the heap, until the end */
+    void *scratch;                           /* in the heap, until the end */
+    uint64_t *layouts;                       /* in the heap, until the end: [2 size] of Alltoallw */
+    const struct smpi_part *packs, *unpacks; /* what is packed at the start and unpacked at the end */
+    size_t pack_count, unpack_count;
     union {
         struct smpi_move move;
         struct smpi_combine combine;

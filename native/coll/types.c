@@ -15,6 +15,7 @@ const char *smpi_operator_name(int op)
     case SMPI_ALLGATHERV: return "allgatherv";
     case SMPI_ALLTOALL: return "alltoall";
     case SMPI_ALLTOALLV: return "alltoallv";
+    case SMPI_ALLTOALLW: return "alltoallw";
     case SMPI_GATHER: return "gather";
     case SMPI_GATHERV: return "gatherv";
     case SMPI_SCATTER: return "scatter";
@@ -75,6 +76,12 @@ const char *smpi_type_name(int type)
     case SMPI_COMPLEX64: return "complex64";
     case SMPI_COMPLEX128: return "complex128";
     case SMPI_CLONGDOUBLE: return "clongdouble";
+    case SMPI_INT16_INT32: return "int16+int32";
+    case SMPI_INT32_INT32: return "int32+int32";
+    case SMPI_INT64_INT32: return "int64+int32";
+    case SMPI_FLOAT32_INT32: return "float32+int32";
+    case SMPI_FLOAT64_INT32: return "float64+int32";
+    case SMPI_LONGDOUBLE_INT32: return "longdouble+int32";
     case SMPI_TYPE_COUNT: break;
     }
     return "unknown type";
@@ -93,6 +100,9 @@ const char *smpi_op_name(int op)
     case SMPI_BAND: return "BAND";
     case SMPI_BOR: return "BOR";
     case SMPI_BXOR: return "BXOR";
+    case SMPI_MAXLOC: return "MAXLOC";
+    case SMPI_MINLOC: return "MINLOC";
+    case SMPI_OP_USER: return "a user-defined op";
     case SMPI_OP_COUNT: break;
     }
     return "unknown op";
@@ -119,6 +129,12 @@ size_t smpi_type_size(int type)
     case SMPI_COMPLEX128: return 16;
     case SMPI_LONGDOUBLE: return sizeof(long double);
     case SMPI_CLONGDOUBLE: return 2 * sizeof(long double);
+    case SMPI_INT16_INT32: return 6;
+    case SMPI_INT32_INT32:
+    case SMPI_FLOAT32_INT32: return 8;
+    case SMPI_INT64_INT32:
+    case SMPI_FLOAT64_INT32: return 12;
+    case SMPI_LONGDOUBLE_INT32: return sizeof(long double) + 4;
     case SMPI_TYPE_COUNT: break;
     }
     return 0;
@@ -129,6 +145,7 @@ enum {
     ADDING = 1 << SMPI_SUM | 1 << SMPI_PROD,
     ORDERING = 1 << SMPI_MAX | 1 << SMPI_MIN,
     LOGICAL = 1 << SMPI_LAND | 1 << SMPI_LOR | 1 << SMPI_LXOR,
+    LOCATING = 1 << SMPI_MAXLOC | 1 << SMPI_MINLOC,
     BITWISE = 1 << SMPI_BAND | 1 << SMPI_BOR | 1 << SMPI_BXOR
 };
 
@@ -153,6 +170,12 @@ static int legal_ops(int type)
     case SMPI_COMPLEX64:
     case SMPI_COMPLEX128:
     case SMPI_CLONGDOUBLE: return ADDING;
+    case SMPI_INT16_INT32:
+    case SMPI_INT32_INT32:
+    case SMPI_INT64_INT32:
+    case SMPI_FLOAT32_INT32:
+    case SMPI_FLOAT64_INT32:
+    case SMPI_LONGDOUBLE_INT32: return LOCATING;
     case SMPI_TYPE_COUNT: break;
     }
     return 0;

@@ -181,6 +181,38 @@ FLOAT_KERNELS(32)
 FLOAT_KERNELS(64)
 FLOAT_KERNELS(80)
 
+/* A value and where it is. Of equal values the lower place counts; acc stays unless x is really beyond it. */
+#define LOCATION_KERNEL(name, type, beyond)                                                              \
+    static void name##_pair(void *dst, const void *a, const void *b, size_t count)                       \
+    {                                                                                                    \
+        typedef struct __attribute__((packed, may_alias)) {                                              \
+            type value;                                                                                  \
+            i32 place;                                                                                   \
+        } element;                                                                                       \
+        element *to = dst;                                                                               \
+        const element *left = a, *right = b;                                                             \
+        for (size_t i = 0; i < count; i++) {                                                             \
+            const element acc = left[i], x = right[i];                                                   \
+            const int takes = x.value beyond acc.value || (x.value == acc.value && x.place < acc.place); \
+            to[i] = takes ? x : acc;                                                                     \
+        }                                                                                                \
+    }                                                                                                    \
+    static void name(void *dst, const void *const *sources, int num_sources, size_t count)               \
+    {                                                                                                    \
+        fold(name##_pair, sizeof(type) + sizeof(i32), dst, sources, num_sources, count);                 \
+    }
+
+#define LOCATION_KERNELS(type)              \
+    LOCATION_KERNEL(maxloc_##type, type, >) \
+    LOCATION_KERNEL(minloc_##type, type, <)
+
+LOCATION_KERNELS(i16)
+LOCATION_KERNELS(i32)
+LOCATION_KERNELS(i64)
+LOCATION_KERNELS(f32)
+LOCATION_KERNELS(f64)
+LOCATION_KERNELS(f80)
+
 /* 16-bit floats. Conversions are integer arithmetic without branches, so that every instruction set gives the same
  * bits and the compiler can vectorise them; where F16C is there, results have those bits too. NaNs become quiet and
  * keep their upper payload. */
@@ -412,6 +444,7 @@ static void stream_to_all(char *const *dsts, int num_dsts, size_t offset, const 
 
 #define LOGICAL(bits) [SMPI_LAND] = land_##bits, [SMPI_LOR] = lor_##bits, [SMPI_LXOR] = lxor_##bits
 #define BITWISE(bits) [SMPI_BAND] = band_##bits, [SMPI_BOR] = bor_##bits, [SMPI_BXOR] = bxor_##bits
+#define LOCATION(type) [SMPI_MAXLOC] = maxloc_##type, [SMPI_MINLOC] = minloc_##type
 #define ARITHMETIC(sums, order) \
     [SMPI_SUM] = sum_##sums, [SMPI_PROD] = prod_##sums, [SMPI_MAX] = max_##order, [SMPI_MIN] = min_##order
 
@@ -437,6 +470,12 @@ const struct smpi_kernels KERNELS_TABLE = {
             [SMPI_COMPLEX64] = {[SMPI_SUM] = sum_c32, [SMPI_PROD] = prod_c32},
             [SMPI_COMPLEX128] = {[SMPI_SUM] = sum_c64, [SMPI_PROD] = prod_c64},
             [SMPI_CLONGDOUBLE] = {[SMPI_SUM] = sum_c80, [SMPI_PROD] = prod_c80},
+            [SMPI_INT16_INT32] = {LOCATION(i16)},
+            [SMPI_INT32_INT32] = {LOCATION(i32)},
+            [SMPI_INT64_INT32] = {LOCATION(i64)},
+            [SMPI_FLOAT32_INT32] = {LOCATION(f32)},
+            [SMPI_FLOAT64_INT32] = {LOCATION(f64)},
+            [SMPI_LONGDOUBLE_INT32] = {LOCATION(f80)},
         },
     .copy = copy,
     .stream = stream,

@@ -50,6 +50,7 @@ struct smpi_line {
             uint64_t stage;      /* the owner's staging memory (coll/stage.h), 0 if it has none */
             uint64_t bytes;      /* what the owner sends, where ranks may differ */
             uint64_t digest;     /* of tables that must be the same on all ranks */
+            uint64_t layouts;    /* of what the owner sends to and receives from each rank; 0: no gaps anywhere */
         };
     };
 };

@@ -31,7 +31,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 HERE = ROOT / "build" / "conformance"
 LEFT_OUT = ("-e", "^test_spawn", "-e", "^test_dynproc", "-x", "testGetFortranInfo")
-SLOW = ("datatype", "util_dtlib", "io", "file", "pack", "util_pool", "util_sync", "rma", "rma_nb", "mpiapi", "package")
+SLOW = ("datatype", "util_dtlib", "io", "file", "pack", "util_pool", "util_sync", "mpiapi", "package")
 QUICK = [word for name in SLOW for word in ("-e", f"^test_{name}[.]py$")]
 RUNNERS = {"plain": ("-m", "mpi4py"), "ours": ("-m", "stratampi"), "module": ("-m", "mpi4py")}
 

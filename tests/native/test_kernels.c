@@ -412,8 +412,71 @@ static void test_reductions(void)
 {
     for (int type = 0; type < SMPI_TYPE_COUNT; type++) {
         for (int op = 0; op < SMPI_OP_COUNT; op++) {
-            if (smpi_op_is_legal(type, op))
+            if (smpi_op_is_legal(type, op) && op != SMPI_MAXLOC && op != SMPI_MINLOC)
                 check_kernel(tables, num_tables, type, op);
+        }
+    }
+}
+
+/* Element i of a pair type. */
+static void put_pair(int type, unsigned char *at, size_t i, int value, int32_t place)
+{
+    const size_t size = smpi_type_size(type);
+    const int16_t i16 = (int16_t)value;
+    const int32_t i32 = value;
+    const int64_t i64 = value;
+    const float f32 = (float)value;
+    const double f64 = value;
+    const long double f80 = value;
+    const void *from = NULL;
+    switch (type) {
+    case SMPI_INT16_INT32: from = &i16; break;
+    case SMPI_INT32_INT32: from = &i32; break;
+    case SMPI_INT64_INT32: from = &i64; break;
+    case SMPI_FLOAT32_INT32: from = &f32; break;
+    case SMPI_FLOAT64_INT32: from = &f64; break;
+    case SMPI_LONGDOUBLE_INT32: from = &f80; break;
+    default: break;
+    }
+    memcpy(at + i * size, from, size - sizeof place);
+    memcpy(at + (i + 1) * size - sizeof place, &place, sizeof place);
+}
+
+/* Few values, so that there are ties; the last source is also the destination. */
+static void test_locations(void)
+{
+    enum { MOST = 5, COUNT = 1000 };
+    static unsigned char sources[MOST][COUNT * 20], best_of[COUNT * 20];
+    for (int type = SMPI_INT16_INT32; type <= SMPI_LONGDOUBLE_INT32; type++) {
+        for (int round = 0; round < 2 * MOST * num_tables; round++) {
+            const int op = round % 2 ? SMPI_MAXLOC : SMPI_MINLOC, num = 1 + round / 2 % MOST;
+            const void *from[MOST];
+            for (int k = 0; k < num; k++)
+                from[k] = sources[k];
+            for (size_t i = 0; i < COUNT; i++) {
+                int best = 0;
+                int32_t best_place = 0;
+                for (int k = 0; k < num; k++) {
+                    const int value = rand() % 5 - 2;
+                    const int32_t place = rand() % 7 - 3;
+                    put_pair(type, sources[k], i, value, place);
+                    const int beyond = op == SMPI_MAXLOC ? value > best : value < best;
+                    if (k == 0 || beyond || (value == best && place < best_place)) {
+                        best = value;
+                        best_place = place;
+                    }
+                }
+                put_pair(type, best_of, i, best, best_place);
+            }
+            tables[round / (2 * MOST)]->reduce[type][op](sources[num - 1], from, num, COUNT);
+            size_t wrong = 0;
+            const size_t size = smpi_type_size(type);
+            for (size_t i = 0; i < COUNT; i++) { /* a long double's last bytes are padding */
+                const size_t value = type == SMPI_LONGDOUBLE_INT32 ? 10 : size - 4;
+                wrong += memcmp(sources[num - 1] + i * size, best_of + i * size, value) != 0;
+                wrong += memcmp(sources[num - 1] + (i + 1) * size - 4, best_of + (i + 1) * size - 4, 4) != 0;
+            }
+            CHECK_EQ(wrong, 0);
         }
     }
 }
@@ -654,8 +717,8 @@ static void test_table_is_complete(void)
                            "%s: %s %s", tables[t]->name, smpi_type_name(type), smpi_op_name(op));
         }
     }
-    /* byte, bool, eight integers, five floats, three complex (MPI 5.1, section 6.9.2) */
-    CHECK_EQ(legal, 3 + 3 + 8 * 10 + 5 * 4 + 3 * 2);
+    /* byte, bool, eight integers, five floats, three complex, six pairs (MPI 5.1, sections 6.9.2 and 6.9.4) */
+    CHECK_EQ(legal, 3 + 3 + 8 * 10 + 5 * 4 + 3 * 2 + 6 * 2);
 }
 
 static void test_names_and_sizes(void)
@@ -744,6 +807,7 @@ int main(void)
     CHECK_RUN(test_repeated_source);
     CHECK_RUN(test_copies);
     CHECK_RUN(test_copies_to_all);
+    CHECK_RUN(test_locations);
     CHECK_RUN(test_misalignment_pairs);
     CHECK_RUN(test_reductions);
     return check_result();
