@@ -26,6 +26,10 @@ void smpi_plan_allgatherv(smpi_request *request, const void *send, size_t send_b
 void smpi_plan_alltoall(smpi_request *request, const void *send, size_t send_bytes, void *recv, size_t recv_bytes);
 void smpi_plan_alltoallv(smpi_request *request, const void *send, const int64_t *send_counts, const int64_t *send_displs,
                          void *recv, const int64_t *recv_counts, const int64_t *recv_displs);
+/* The arrays of layouts are the caller's and must live as long as the request. */
+void smpi_plan_alltoallw(smpi_request *request, const void *send, const int64_t *send_counts, const int64_t *send_displs,
+                         const smpi_layout *const *send_layouts, void *recv, const int64_t *recv_counts,
+                         const int64_t *recv_displs, const smpi_layout *const *recv_layouts);
 void smpi_plan_gather(smpi_request *request, const void *send, size_t send_bytes, void *recv, size_t recv_bytes, int root);
 void smpi_plan_gatherv(smpi_request *request, const void *send, size_t send_bytes, void *recv, const int64_t *counts,
                        const int64_t *displs, int root);
@@ -37,11 +41,6 @@ void smpi_plan_reduce_scatter(smpi_request *request, const void *send, size_t co
                               const int64_t *counts, int type, int op);
 void smpi_plan_scan(smpi_request *request, const void *send, void *recv, size_t count, int type, int op);
 void smpi_plan_exscan(smpi_request *request, const void *send, void *recv, size_t count, int type, int op);
-
-/* The arrays of layouts are the caller's and must live as long as the request. */
-void smpi_plan_alltoallw(smpi_request *request, const void *send, const int64_t *send_counts, const int64_t *send_displs,
-                         const smpi_layout *const *send_layouts, void *recv, const int64_t *recv_counts,
-                         const int64_t *recv_displs, const smpi_layout *const *recv_layouts);
 
 /* After one of the above: parts that are packed at each start, and parts that are unpacked when the operator has gone well. The
  * arrays are the caller's and must live as long as the request. NULL, 0: none. */

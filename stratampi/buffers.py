@@ -925,9 +925,7 @@ def sides(
         _same_kind(send, recv)
         if send.count != recv.count:
             raise ValueError(f"mismatch in send count {send.count} and receive count {recv.count}")
-    if send.why or recv.why or why:
-        raise Unsupported(send.why or recv.why or why)
-    return _native(send, gaps), recv if recv is send else _native(recv, gaps)
+    return _both_native(send, recv, gaps, why)
 
 
 def reduction(
@@ -952,11 +950,11 @@ def reduction(
 
 
 def scattered_reduction(
-    sendbuf: Any, recvbuf: Any, recvcounts: Any, op: Any, size: int, rank: int
+    sendbuf: Any, recvbuf: Any, recvcounts: Any, op: Any, size: int, rank: int, gaps: bool = False
 ) -> tuple[Message, Message, list[int] | None, int]:
     """Both sides of Reduce_scatter, its counts and the op's code. In place the second Message is all that the rank brings.
 
-    counts: elements, by rank; None where the caller gave none and the ranks learn them from each other.
+    counts: elements, by rank; None where the caller gave none and the ranks learn them from each other. `gaps` as for `simple`.
 
     Raises:
         ValueError: the sides differ in datatype, or from the counts, as mpi4py; otherwise as `simple` and `op_code`.
@@ -983,11 +981,10 @@ def scattered_reduction(
             raise ValueError(f"mismatch in receive count {recv.count} and counts[{rank}] {counts[rank]}")
         if min(counts) < 0:
             why = why or lib.SMPI_WHY_LAYOUT
-    if send.why or recv.why or why:
-        raise Unsupported(send.why or recv.why or why)
+    send, recv = _both_native(send, recv, gaps, why)
     if not recv.kind.ops >> code & 1:
         raise Unsupported(lib.SMPI_WHY_OP)
-    return _native(send, False), _native(recv, False), counts, code
+    return send, recv, counts, code
 
 
 def _op_or_why(op: Any) -> tuple[int, int]:
@@ -1006,6 +1003,12 @@ def _is_listed_in_place(send: Message) -> bool:
 def _same_kind(send: Message, recv: Message) -> None:
     if send.kind.handle != recv.kind.handle:
         raise ValueError("mismatch in send and receive MPI datatypes")
+
+
+def _both_native(send: Message, recv: Message, gaps: bool, why: int) -> tuple[Message, Message]:
+    if send.why or recv.why or why:
+        raise Unsupported(send.why or recv.why or why)
+    return _native(send, gaps), recv if recv is send else _native(recv, gaps)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -352,10 +352,16 @@ class Collectives(_Base):
             try:
                 is_root = bool(root == self.Get_rank())
                 recv, send = buffers.both(
-                    lambda: buffers.block(recvbuf, self.Get_size(), writable=True) if is_root else buffers.NOTHING,
-                    lambda: buffers.simple(sendbuf, writable=False, in_place=is_root),
+                    lambda: (
+                        buffers.block(recvbuf, self.Get_size(), writable=True, gaps=True)
+                        if is_root
+                        else buffers.NOTHING
+                    ),
+                    lambda: buffers.simple(sendbuf, writable=False, in_place=is_root, gaps=True),
                 )
+                packing.load(send, recv)
                 status = lib.smpi_gather(ctx, send.data, send.nbytes, recv.data, recv.nbytes, root)
+                packing.store(status, recv)
             except Unsupported as cannot:
                 status = lib.smpi_needs_mpi(ctx, lib.SMPI_GATHER, root, cannot.why)
         if not status:
@@ -370,10 +376,16 @@ class Collectives(_Base):
             try:
                 is_root = bool(root == self.Get_rank())
                 recv, send = buffers.both(
-                    lambda: buffers.vector(recvbuf, self.Get_size(), writable=True) if is_root else buffers.NOTHING,
-                    lambda: buffers.simple(sendbuf, writable=False, in_place=is_root),
+                    lambda: (
+                        buffers.vector(recvbuf, self.Get_size(), writable=True, gaps=True)
+                        if is_root
+                        else buffers.NOTHING
+                    ),
+                    lambda: buffers.simple(sendbuf, writable=False, in_place=is_root, gaps=True),
                 )
+                packing.load(send, recv)
                 status = lib.smpi_gatherv(ctx, send.data, send.nbytes, recv.data, recv.counts, recv.displs, root)
+                packing.store(status, recv)
             except Unsupported as cannot:
                 status = lib.smpi_needs_mpi(ctx, lib.SMPI_GATHERV, root, cannot.why)
         if not status:
@@ -388,10 +400,16 @@ class Collectives(_Base):
             try:
                 is_root = bool(root == self.Get_rank())
                 send, recv = buffers.both(
-                    lambda: buffers.block(sendbuf, self.Get_size(), writable=False) if is_root else buffers.NOTHING,
-                    lambda: buffers.simple(recvbuf, writable=True, in_place=is_root),
+                    lambda: (
+                        buffers.block(sendbuf, self.Get_size(), writable=False, gaps=True)
+                        if is_root
+                        else buffers.NOTHING
+                    ),
+                    lambda: buffers.simple(recvbuf, writable=True, in_place=is_root, gaps=True),
                 )
+                packing.load(send, recv)
                 status = lib.smpi_scatter(ctx, send.data, send.nbytes, recv.data, recv.nbytes, root)
+                packing.store(status, recv)
             except Unsupported as cannot:
                 status = lib.smpi_needs_mpi(ctx, lib.SMPI_SCATTER, root, cannot.why)
         if not status:
@@ -406,10 +424,16 @@ class Collectives(_Base):
             try:
                 is_root = bool(root == self.Get_rank())
                 send, recv = buffers.both(
-                    lambda: buffers.vector(sendbuf, self.Get_size(), writable=False) if is_root else buffers.NOTHING,
-                    lambda: buffers.simple(recvbuf, writable=True, in_place=is_root),
+                    lambda: (
+                        buffers.vector(sendbuf, self.Get_size(), writable=False, gaps=True)
+                        if is_root
+                        else buffers.NOTHING
+                    ),
+                    lambda: buffers.simple(recvbuf, writable=True, in_place=is_root, gaps=True),
                 )
+                packing.load(send, recv)
                 status = lib.smpi_scatterv(ctx, send.data, send.counts, send.displs, recv.data, recv.nbytes, root)
+                packing.store(status, recv)
             except Unsupported as cannot:
                 status = lib.smpi_needs_mpi(ctx, lib.SMPI_SCATTERV, root, cannot.why)
         if not status:
@@ -422,8 +446,10 @@ class Collectives(_Base):
         status = _reduce_scatter_block(self._ctx, id(sendbuf), id(recvbuf), id(op))
         if status == _PARSE and (ctx := self._open()):
             try:
-                send, recv, code = buffers.reduction(sendbuf, recvbuf, op, blocks=self.Get_size())
+                send, recv, code = buffers.reduction(sendbuf, recvbuf, op, gaps=True, blocks=self.Get_size())
+                packing.load(send, recv)
                 status = lib.smpi_reduce_scatter_block(ctx, send.data, recv.data, recv.count, recv.type, code)
+                packing.store(status, recv)
             except Unsupported as cannot:
                 status = lib.smpi_needs_mpi(ctx, lib.SMPI_REDUCE_SCATTER_BLOCK, 0, cannot.why)
         if not status:
@@ -440,12 +466,15 @@ class Collectives(_Base):
         if ctx := self._open():
             try:
                 size, rank = self.Get_size(), self.Get_rank()
-                send, recv, counts, code = buffers.scattered_reduction(sendbuf, recvbuf, recvcounts, op, size, rank)
+                both = buffers.scattered_reduction(sendbuf, recvbuf, recvcounts, op, size, rank, gaps=True)
+                send, recv, counts, code = both
                 mine = recv.count if counts is None else counts[rank]
                 table = ffi.NULL if counts is None else counts
                 total = (recv if send.in_place else send).count
                 args = (recv.data, mine, table, recv.type, code)
+                packing.load(send, recv)
                 status = lib.smpi_reduce_scatter(ctx, send.data, total, *args)
+                packing.store(status, recv)
             except Unsupported as cannot:
                 status = lib.smpi_needs_mpi(ctx, lib.SMPI_REDUCE_SCATTER, 0, cannot.why)
         if not status:
@@ -458,8 +487,10 @@ class Collectives(_Base):
         status = _scan(self._ctx, id(sendbuf), id(recvbuf), id(op))
         if status == _PARSE and (ctx := self._open()):
             try:
-                send, recv, code = buffers.reduction(sendbuf, recvbuf, op)
+                send, recv, code = buffers.reduction(sendbuf, recvbuf, op, gaps=True)
+                packing.load(send, recv)
                 status = lib.smpi_scan(ctx, send.data, recv.data, recv.count, recv.type, code)
+                packing.store(status, recv)
             except Unsupported as cannot:
                 status = lib.smpi_needs_mpi(ctx, lib.SMPI_SCAN, 0, cannot.why)
         if not status:
@@ -472,8 +503,11 @@ class Collectives(_Base):
         status = _exscan(self._ctx, id(sendbuf), id(recvbuf), id(op))
         if status == _PARSE and (ctx := self._open()):
             try:
-                send, recv, code = buffers.reduction(sendbuf, recvbuf, op)
+                send, recv, code = buffers.reduction(sendbuf, recvbuf, op, gaps=True)
+                packing.load(send, recv)
                 status = lib.smpi_exscan(ctx, send.data, recv.data, recv.count, recv.type, code)
+                if self.Get_rank() > 0:
+                    packing.store(status, recv)
             except Unsupported as cannot:
                 status = lib.smpi_needs_mpi(ctx, lib.SMPI_EXSCAN, 0, cannot.why)
         if not status:

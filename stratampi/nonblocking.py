@@ -95,8 +95,8 @@ def _alltoallw(comm: MPI.Comm, sendbuf: Any, recvbuf: Any) -> Filled:
 def _gather(comm: MPI.Comm, sendbuf: Any, recvbuf: Any, root: int = 0) -> Filled:
     is_root = bool(root == comm.Get_rank())
     recv, send = buffers.both(
-        lambda: buffers.block(recvbuf, comm.Get_size(), writable=True) if is_root else buffers.NOTHING,
-        lambda: buffers.simple(sendbuf, writable=False, in_place=is_root),
+        lambda: buffers.block(recvbuf, comm.Get_size(), writable=True, gaps=True) if is_root else buffers.NOTHING,
+        lambda: buffers.simple(sendbuf, writable=False, in_place=is_root, gaps=True),
     )
     return lib.smpi_plan_gather, (send.data, send.nbytes, recv.data, recv.nbytes, root), (send, recv)
 
@@ -104,8 +104,8 @@ def _gather(comm: MPI.Comm, sendbuf: Any, recvbuf: Any, root: int = 0) -> Filled
 def _gatherv(comm: MPI.Comm, sendbuf: Any, recvbuf: Any, root: int = 0) -> Filled:
     is_root = bool(root == comm.Get_rank())
     recv, send = buffers.both(
-        lambda: buffers.vector(recvbuf, comm.Get_size(), writable=True) if is_root else buffers.NOTHING,
-        lambda: buffers.simple(sendbuf, writable=False, in_place=is_root),
+        lambda: buffers.vector(recvbuf, comm.Get_size(), writable=True, gaps=True) if is_root else buffers.NOTHING,
+        lambda: buffers.simple(sendbuf, writable=False, in_place=is_root, gaps=True),
     )
     return lib.smpi_plan_gatherv, (send.data, send.nbytes, recv.data, recv.counts, recv.displs, root), (send, recv)
 
@@ -113,8 +113,8 @@ def _gatherv(comm: MPI.Comm, sendbuf: Any, recvbuf: Any, root: int = 0) -> Fille
 def _scatter(comm: MPI.Comm, sendbuf: Any, recvbuf: Any, root: int = 0) -> Filled:
     is_root = bool(root == comm.Get_rank())
     send, recv = buffers.both(
-        lambda: buffers.block(sendbuf, comm.Get_size(), writable=False) if is_root else buffers.NOTHING,
-        lambda: buffers.simple(recvbuf, writable=True, in_place=is_root),
+        lambda: buffers.block(sendbuf, comm.Get_size(), writable=False, gaps=True) if is_root else buffers.NOTHING,
+        lambda: buffers.simple(recvbuf, writable=True, in_place=is_root, gaps=True),
     )
     return lib.smpi_plan_scatter, (send.data, send.nbytes, recv.data, recv.nbytes, root), (send, recv)
 
@@ -122,20 +122,20 @@ def _scatter(comm: MPI.Comm, sendbuf: Any, recvbuf: Any, root: int = 0) -> Fille
 def _scatterv(comm: MPI.Comm, sendbuf: Any, recvbuf: Any, root: int = 0) -> Filled:
     is_root = bool(root == comm.Get_rank())
     send, recv = buffers.both(
-        lambda: buffers.vector(sendbuf, comm.Get_size(), writable=False) if is_root else buffers.NOTHING,
-        lambda: buffers.simple(recvbuf, writable=True, in_place=is_root),
+        lambda: buffers.vector(sendbuf, comm.Get_size(), writable=False, gaps=True) if is_root else buffers.NOTHING,
+        lambda: buffers.simple(recvbuf, writable=True, in_place=is_root, gaps=True),
     )
     return lib.smpi_plan_scatterv, (send.data, send.counts, send.displs, recv.data, recv.nbytes, root), (send, recv)
 
 
 def _reduce_scatter_block(comm: MPI.Comm, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> Filled:
-    send, recv, code = buffers.reduction(sendbuf, recvbuf, op, blocks=comm.Get_size())
+    send, recv, code = buffers.reduction(sendbuf, recvbuf, op, gaps=True, blocks=comm.Get_size())
     return lib.smpi_plan_reduce_scatter_block, (send.data, recv.data, recv.count, recv.type, code), (send, recv)
 
 
 def _reduce_scatter(comm: MPI.Comm, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: MPI.Op = MPI.SUM) -> Filled:
     size, rank = comm.Get_size(), comm.Get_rank()
-    send, recv, counts, code = buffers.scattered_reduction(sendbuf, recvbuf, recvcounts, op, size, rank)
+    send, recv, counts, code = buffers.scattered_reduction(sendbuf, recvbuf, recvcounts, op, size, rank, gaps=True)
     mine = recv.count if counts is None else counts[rank]
     table = ffi.NULL if counts is None else counts
     total = (recv if send.in_place else send).count
@@ -143,13 +143,14 @@ def _reduce_scatter(comm: MPI.Comm, sendbuf: Any, recvbuf: Any, recvcounts: Any 
 
 
 def _scan(comm: MPI.Comm, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> Filled:
-    send, recv, code = buffers.reduction(sendbuf, recvbuf, op)
+    send, recv, code = buffers.reduction(sendbuf, recvbuf, op, gaps=True)
     return lib.smpi_plan_scan, (send.data, recv.data, recv.count, recv.type, code), (send, recv)
 
 
 def _exscan(comm: MPI.Comm, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> Filled:
-    send, recv, code = buffers.reduction(sendbuf, recvbuf, op)
-    return lib.smpi_plan_exscan, (send.data, recv.data, recv.count, recv.type, code), (send, recv)
+    send, recv, code = buffers.reduction(sendbuf, recvbuf, op, gaps=True)
+    moved = recv if comm.Get_rank() > 0 or send.in_place else None
+    return lib.smpi_plan_exscan, (send.data, recv.data, recv.count, recv.type, code), (send, moved)
 
 
 PLANNERS: dict[str, tuple[int, Callable[..., Filled]]] = {

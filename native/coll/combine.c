@@ -26,26 +26,32 @@ static int reaches(const struct smpi_combine *c, int rank)
     return own || has(c, rank, SMPI_FLAG_RECV_REGISTERED);
 }
 
+/* Elements that make up a cache line, or nearly so. */
+static size_t per_line(const struct smpi_combine *c)
+{
+    return c->size < SMPI_LINE ? SMPI_LINE / c->size : 1;
+}
+
 /* The elements of `round` that `rank` combines: whole cache lines as far as possible. */
 static void part_of(const struct smpi_combine *c, size_t round, int rank, size_t *from, size_t *to)
 {
     const size_t start = round * c->chunk;
     const size_t elements = c->count - start < c->chunk ? c->count - start : c->chunk;
-    const size_t per_line = c->size < SMPI_LINE ? SMPI_LINE / c->size : 1;
-    const size_t lines = (elements + per_line - 1) / per_line;
+    const size_t lines = (elements + per_line(c) - 1) / per_line(c);
     const size_t ranks = (size_t)c->comm->size;
     const size_t r = (size_t)rank;
-    const size_t first = (lines / ranks * r + (r < lines % ranks ? r : lines % ranks)) * per_line;
-    const size_t last = first + (lines / ranks + (r < lines % ranks)) * per_line;
+    const size_t first = (lines / ranks * r + (r < lines % ranks ? r : lines % ranks)) * per_line(c);
+    const size_t last = first + (lines / ranks + (r < lines % ranks)) * per_line(c);
     *from = start + (first < elements ? first : elements);
     *to = start + (last < elements ? last : elements);
 }
 
-/* Bytes that a round's longest part has room for. */
+/* Bytes of a round's longest part. */
 static size_t part_room(const struct smpi_combine *c)
 {
-    const size_t lines = (c->chunk * c->size + SMPI_LINE - 1) / SMPI_LINE;
-    return (lines + (size_t)c->comm->size - 1) / (size_t)c->comm->size * SMPI_LINE;
+    const size_t lines = (c->chunk + per_line(c) - 1) / per_line(c);
+    const size_t ranks = (size_t)c->comm->size;
+    return (lines + ranks - 1) / ranks * per_line(c) * c->size;
 }
 
 /* Where in `owner`'s stage the result for `rank` of a part would have its element 0, if the part starts with element `from`. */
@@ -286,9 +292,10 @@ int smpi_combine(struct smpi_request *request, smpi_result_map *map)
     if (staged_sources || staged_sinks) {
         request->path = SMPI_PATH_STAGED;
         c->round_bytes = smpi_stage_round(comm, c->count * c->size);
-        /* Prefixes: parts of equal length, so that one for every rank fits in the stage. */
-        const size_t lines = c->round_bytes / SMPI_LINE;
-        c->chunk = (c->prefixes ? lines / ranks * ranks : lines) * SMPI_LINE / c->size;
+        c->chunk = c->round_bytes / c->size;
+        if (c->prefixes) { /* parts of equal length, so that one for every rank fits in the stage */
+            c->chunk = c->round_bytes / SMPI_LINE / ranks * ranks * per_line(c);
+        }
     }
     c->rounds = (c->count + c->chunk - 1) / c->chunk;
     c->large = touched * c->size > comm->world->stream_min;

@@ -350,6 +350,46 @@ def test_prefixes(pair: tuple[np.dtype, str], nbytes: int, bits: int, seed: int)
     assert all_true(ok and send.guards_intact() and recv.guards_intact())
 
 
+@pytest.mark.parametrize("n", [3, 30_000])
+@pytest.mark.parametrize("name", ["SHORT_INT", "DOUBLE_INT", "INT_INT"])
+def test_pairs_in_partial_reductions(n: int, name: str) -> None:
+    """Elements that do not divide a cache line, and have gaps, which stay as they are."""
+    datatype = getattr(MPI, name)
+    extent = datatype.Get_extent()[1]
+    value, at = {"SHORT_INT": ("h", 4), "DOUBLE_INT": ("d", 8), "INT_INT": ("i", 4)}[name]
+    pair = np.dtype({"names": ["value", "rank"], "formats": [value, "i"], "offsets": [0, at], "itemsize": extent})
+    given_to = [np.zeros(n * SIZE, pair) for _ in range(SIZE)]
+    for rank, pairs in enumerate(given_to):
+        pairs["value"] = np.random.default_rng([n, rank]).integers(0, 9, n * SIZE)
+        pairs["rank"] = rank
+
+    def best(ranks: int) -> np.ndarray:
+        values = np.stack([pairs["value"] for pairs in given_to[:ranks]])
+        first = values.argmax(axis=0)
+        return np.stack([values.max(axis=0).astype("d"), first.astype("d")])
+
+    def result(method: Any, each: int) -> np.ndarray:
+        recv = np.full(extent * n * SIZE, 0xA5, np.uint8)
+        method([given_to[RANK], each, datatype], [recv, each, datatype], MPI.MAXLOC)
+        nonlocal ok
+        gaps = np.ones(extent, bool)
+        gaps[: np.dtype(value).itemsize] = gaps[at : at + 4] = False
+        ok &= bool((recv.reshape(-1, extent)[:, gaps] == 0xA5).all() and (recv[extent * each :] == 0xA5).all())
+        pairs = recv.view(pair)[:each]
+        return np.stack([pairs["value"].astype("d"), pairs["rank"].astype("d")])
+
+    ok = True
+    ok &= np.array_equal(result(COMM.Scan, n * SIZE), best(RANK + 1))
+    ok &= np.array_equal(result(COMM.Reduce_scatter_block, n), best(SIZE)[:, RANK * n : (RANK + 1) * n])
+    if RANK > 0:
+        ok &= np.array_equal(result(COMM.Exscan, n * SIZE), best(RANK))
+    else:
+        untouched = np.full(extent * n * SIZE, 0xA5, np.uint8)
+        COMM.Exscan([given_to[0], n * SIZE, datatype], [untouched, n * SIZE, datatype], MPI.MAXLOC)
+        ok &= bool((untouched == 0xA5).all()) or not NATIVE
+    assert all_true(ok)
+
+
 def paths() -> dict[str, dict[str, int]]:
     return dict(stratampi.stats()["calls"])
 
