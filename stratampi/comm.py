@@ -1,6 +1,6 @@
 """Communicators: mpi4py's classes with the collectives of `Collectives` in front of mpi4py's own.
 
-    Comm(Collectives, Nonblocking, MPI.Intracomm)      Cartcomm  Graphcomm  Distgraphcomm      Intercomm (only to hand on its class)
+    Comm(Collectives, Nonblocking, Objects, MPI.Intracomm)      Cartcomm  Graphcomm  Distgraphcomm      Intercomm (only to hand on its class)
 
 An object here holds the same MPI handle as a plain mpi4py object, nothing else: mpi4py never frees a handle at garbage collection,
 so several objects may share one, and whatever must live as long as the communicator hangs on an MPI attribute of the handle.
@@ -29,6 +29,7 @@ from mpi4py import MPI
 from . import requests
 from .collectives import Collectives
 from .nonblocking import Nonblocking
+from .objects import Objects
 from .world import progress
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ def _accelerates(base: type[MPI.Comm]) -> Callable[[_C], _C]:
 
 
 @_accelerates(MPI.Intracomm)
-class Comm(Collectives, Nonblocking, MPI.Intracomm):
+class Comm(Collectives, Nonblocking, Objects, MPI.Intracomm):
     """An mpi4py intracommunicator whose collectives take the native path where its ranks share memory.
 
     `Comm(comm)` shares the handle of `comm`, as `MPI.Intracomm(comm)` does; `accelerate` picks the class that fits.
@@ -136,17 +137,17 @@ class Comm(Collectives, Nonblocking, MPI.Intracomm):
 
 
 @_accelerates(MPI.Cartcomm)
-class Cartcomm(Collectives, Nonblocking, MPI.Cartcomm):
+class Cartcomm(Collectives, Nonblocking, Objects, MPI.Cartcomm):
     """`Comm` with a Cartesian topology; `Neighbor_*` operators stay mpi4py's."""
 
 
 @_accelerates(MPI.Graphcomm)
-class Graphcomm(Collectives, Nonblocking, MPI.Graphcomm):
+class Graphcomm(Collectives, Nonblocking, Objects, MPI.Graphcomm):
     """`Comm` with a graph topology; `Neighbor_*` operators stay mpi4py's."""
 
 
 @_accelerates(MPI.Distgraphcomm)
-class Distgraphcomm(Collectives, Nonblocking, MPI.Distgraphcomm):
+class Distgraphcomm(Collectives, Nonblocking, Objects, MPI.Distgraphcomm):
     """`Comm` with a distributed graph topology; `Neighbor_*` operators stay mpi4py's."""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from mpi4py import MPI
 
@@ -49,8 +49,8 @@ def reason() -> str:
 def check(status: int, comm: Comm | None = None) -> None:
     """Raise what a negative status stands for; 0 and positive ones pass.
 
-    An exception that Python code raised inside a native wait (Ctrl-C above all) is raised again as it is. With `comm`, an error
-    handler other than mpi4py's default ERRORS_RETURN is called first (MPI 5.1, section 9.3), so ERRORS_ARE_FATAL ends the job.
+    An exception that Python code raised inside a native wait (Ctrl-C above all) is raised again as it is. With `comm`, its error
+    handler is called first, so ERRORS_ARE_FATAL ends the job.
 
     Raises:
         MemoryError: the heap is full.
@@ -67,7 +67,11 @@ def check(status: int, comm: Comm | None = None) -> None:
     text = reason()
     if status == lib.SMPI_ERR_NOMEM:
         raise MemoryError(text)
-    error = Error(_CLASS.get(status, MPI.ERR_OTHER), text)
+    fail(Error(_CLASS.get(status, MPI.ERR_OTHER), text), comm)
+
+
+def fail(error: MPI.Exception, comm: Comm | None) -> NoReturn:
+    """Raise the error, after the communicator's error handler if it has another than mpi4py's default (MPI 5.1, section 9.3)."""
     if comm is not None:
         handler = comm.Get_errhandler()
         if handler != MPI.ERRORS_RETURN:
