@@ -21,7 +21,6 @@ of other types stay in the stream, because their reducers may count on getting b
 from __future__ import annotations
 
 import gc
-import operator
 import pickle
 import struct
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -185,11 +184,15 @@ def _items(obj: Any, size: int) -> list[_Message]:
 
 
 def _rank_argument(root: Any) -> int:
-    """A C int, as mpi4py takes it."""
-    root = operator.index(root)
+    """A C int, from whatever mpi4py takes for one: it asks for __int__."""
+    if type(root) is not int:
+        convert = getattr(type(root), "__int__", None)
+        if convert is None:
+            raise TypeError("an integer is required")
+        root = convert(root)
     if not -(1 << 31) <= root < 1 << 31:
         raise OverflowError("value too large to convert to int")
-    return root
+    return int(root)
 
 
 def _spill(messages: Sequence[_Message]) -> int:
