@@ -136,7 +136,7 @@ def test_objects_arrive_as_with_mpi4py(values: list[Any], root: int) -> None:
     row = values[RANK:] + values[:RANK]
     calls_agree("bcast", mine, root)
     calls_agree("gather", mine, root)
-    calls_agree("scatter", row if RANK == root else None, root)
+    calls_agree("scatter", row if root == RANK else None, root)
     calls_agree("allgather", mine)
     calls_agree("alltoall", row)
 
@@ -358,7 +358,9 @@ def test_one_rank_has_no_memory_to_receive_into(monkeypatch: pytest.MonkeyPatch)
             patch.setattr(stratampi.objects, "_room", no_room)
         for value in (np.zeros(BIG), bytes(BIG)):
             for name in ("bcast", "allgather"):
-                with pytest.raises(MemoryError, match="bytes" if RANK == SIZE - 1 else f"rank {SIZE - 1} has no memory"):
+                with pytest.raises(
+                    MemoryError, match="bytes" if RANK == SIZE - 1 else f"rank {SIZE - 1} has no memory"
+                ):
                     getattr(COMM, name)(value)
             with pytest.raises(MemoryError):
                 COMM.alltoall([value] * SIZE)
