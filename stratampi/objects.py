@@ -40,15 +40,15 @@ if TYPE_CHECKING:
 else:
     _Base = object
 
-# Bytes of the stream (the sizes of the buffers, then the pickle), or _FAILED, and then a text follows; number of buffers. About
-# all messages that this rank sends in this step: the most buffers of one, and how long the streams that do not fit are. Then
-# root and call.
-_HEAD = struct.Struct("=qIIBBxxi")
-_FAILED = -1
+# About all messages that this rank sends in this step: call, state, root, the most buffers of one. About this one: number of
+# buffers, bytes of the stream (the sizes of the buffers, then the pickle), which follows if it fits, or bytes of a text.
+_HEAD = struct.Struct("=BBxxiIIq")
+_LENGTH = struct.Struct("=q")
+_SIGNATURE = struct.Struct("=BBxxiI")  # the first part alone
 _CELL = 1024
-_INLINE = _CELL - _HEAD.size
+_BCAST_CELL = 4096  # only one is filled, so it may be larger
 
-_FIT, _SPILL, _LARGE = range(3)
+_FITS, _SPILLS, _LARGE, _FAILED = range(4)  # states; the first three by the longest stream
 _LARGE_MIN = 64 * 1024  # bytes; from here on receivers first say that they have the memory
 
 _CALLS = ("bcast", "gather", "scatter", "allgather", "alltoall", "reduce", "allreduce", "scan", "exscan")
@@ -61,12 +61,12 @@ _NOWHERE = ffi.new("char[8]")
 
 
 class _Head(NamedTuple):
-    length: int
-    buffers: int
-    rounds: int
-    spill: int
     call: int
+    state: int
     root: int
+    rounds: int
+    buffers: int
+    length: int
 
 
 class _Message(NamedTuple):
@@ -197,24 +197,41 @@ def _rank_argument(root: Any) -> int:
     return int(root)
 
 
-def _spill(messages: Sequence[_Message]) -> int:
-    longest = max((len(message.stream) for message in messages), default=0)
-    return _FIT if longest <= _INLINE else _SPILL if longest < _LARGE_MIN else _LARGE
+def _cells(messages: Sequence[_Message], call: str, root: int, size: int = _CELL) -> bytes:
+    """A cell for each message; for all of them together they say how much there is to come."""
+    room = size - _HEAD.size
+    rounds = longest = 0
+    for stream, buffers in messages:
+        rounds = max(rounds, len(buffers))
+        longest = max(longest, len(stream))
+    state = _FITS if longest <= room else _SPILLS if longest < _LARGE_MIN else _LARGE
+    cells = []
+    for stream, buffers in messages:
+        head = _HEAD.pack(_CODE[call], state, root, rounds, len(buffers), len(stream))
+        cells.append((head + stream if len(stream) <= room else head).ljust(size, b"\0"))
+    return b"".join(cells)
 
 
-def _cell(message: _Message, rounds: int, spill: int, call: str, root: int) -> bytes:
-    length = len(message.stream)
-    head = _HEAD.pack(length, len(message.buffers), rounds, spill, _CODE[call], root)
-    return (head + message.stream if length <= _INLINE else head).ljust(_CELL, b"\0")
-
-
-def _failure_cell(failure: _Failure, call: str, root: int) -> bytes:
+def _failure_cell(failure: _Failure, call: str, root: int, size: int = _CELL) -> bytes:
     try:
         text = f"{type(failure.error).__name__}: {failure.error}"
     except Exception:
         text = type(failure.error).__name__
-    head = _HEAD.pack(_FAILED, 0, 0, _FIT, _CODE[call], root)
-    return (head + text.encode("utf-8", "replace")[:_INLINE]).ljust(_CELL, b"\0")
+    encoded = text.encode("utf-8", "replace")[: size - _HEAD.size]
+    return (_HEAD.pack(_CODE[call], _FAILED, root, 0, 0, len(encoded)) + encoded).ljust(size, b"\0")
+
+
+def _complete(cells: Any, call: str, root: int, size: int = _CELL) -> list[_Message] | None:
+    """The messages, if there are no failures, no differences and nothing to come: the usual case. None: look closer."""
+    usual = _SIGNATURE.pack(_CODE[call], _FITS, root, 0)
+    view = memoryview(cells)
+    messages = []
+    for at in range(0, len(cells), size):
+        if cells[at : at + _SIGNATURE.size] != usual:
+            return None
+        start = at + _HEAD.size
+        messages.append(_Message(view[start : start + _LENGTH.unpack_from(cells, start - _LENGTH.size)[0]], ()))
+    return messages
 
 
 def _address(block: Any) -> int:
@@ -286,17 +303,15 @@ class Objects(_Base):
         if not ctx:
             return super().allgather(sendobj)
         mine = _try(_dump, sendobj)
-        if type(mine) is _Failure:
-            cell = _failure_cell(mine, "allgather", 0)
-        else:
-            cell = _cell(mine, len(mine.buffers), _spill([mine]), "allgather", 0)
+        cell = _failure_cell(mine, "allgather", 0) if type(mine) is _Failure else _cells([mine], "allgather", 0)
         cells = bytearray(_CELL * self.Get_size())
         status = lib.smpi_allgather(ctx, ffi.from_buffer(cell), _CELL, ffi.from_buffer(cells), _CELL)
         if status:
             check(status, self)
             MPI.Comm.Allgather(self, cell, cells)
-        heads = self._heads("allgather", mine, 0, cells)
-        arrived = self._receive(ctx, heads, cells, [mine], self._spread)
+        arrived = _complete(cells, "allgather", 0)
+        if arrived is None:
+            arrived = self._receive(ctx, *self._look(cells, "allgather", mine, 0), [mine], self._spread)
         return [_load(message) for message in arrived]
 
     def alltoall(self, sendobj: Sequence[Any] | None) -> list[Any]:
@@ -400,99 +415,101 @@ class Objects(_Base):
 
     def _broadcast(self, ctx: Any, call: str, mine: Any, root: int) -> _Message:
         """The root's message; mine is a _Message or a _Failure."""
-        rank, size = self.Get_rank(), self.Get_size()
-        if root != rank:
-            cell: Any = bytearray(_CELL)
+        if root != self.Get_rank():
+            cell: Any = bytearray(_BCAST_CELL)
         elif type(mine) is _Failure:
-            cell = _failure_cell(mine, call, root)
+            cell = _failure_cell(mine, call, root, _BCAST_CELL)
         else:
-            cell = _cell(mine, len(mine.buffers), _spill([mine]), call, root)
-        status = lib.smpi_bcast(ctx, ffi.from_buffer(cell), _CELL, root)
+            cell = _cells([mine], call, root, _BCAST_CELL)
+        status = lib.smpi_bcast(ctx, ffi.from_buffer(cell), _BCAST_CELL, root)
         if status:
             check(status, self)
             MPI.Comm.Bcast(self, [cell, MPI.BYTE], root)  # raises what is to be raised about a root out of range
-        [head] = self._heads(call, mine, root, cell, first=root)
-        if head.spill == _FIT and not head.buffers:
-            return _Message(memoryview(cell)[_HEAD.size : _HEAD.size + head.length], ())
+        arrived = _complete(cell, call, root, _BCAST_CELL)
+        if arrived:
+            return arrived[0]
+        size = self.Get_size()
         heads = [_Head(0, 0, 0, 0, 0, 0)] * size
-        heads[root] = head
-        return self._receive(ctx, heads, bytes(root * _CELL) + cell, [mine], self._spread)[root]
+        streams: list[memoryview | None] = [memoryview(b"")] * size
+        [heads[root]], [streams[root]] = self._look(cell, call, mine, root, _BCAST_CELL, first=root)
+        return self._receive(ctx, heads, streams, [mine], self._spread, _BCAST_CELL)[root]
 
     def _exchange(self, ctx: Any, call: str, outgoing: Any, root: int = 0) -> list[_Message]:
         """The messages for this rank, one from each rank. outgoing: destination -> _Message (others get nothing), or a _Failure."""
         size = self.Get_size()
+        sends: list[_Message] = []
         if type(outgoing) is _Failure:
-            sends: list[_Message] = []
             cell = _failure_cell(outgoing, call, root) * size
         else:
             sends = [outgoing.get(destination, _NOTHING) for destination in range(size)]
-            rounds, spill = max(len(message.buffers) for message in sends), _spill(sends)
-            cell = b"".join(_cell(message, rounds, spill, call, root) for message in sends)
+            cell = _cells(sends, call, root)
         cells = bytearray(_CELL * size)
         status = lib.smpi_alltoall(ctx, ffi.from_buffer(cell), _CELL, ffi.from_buffer(cells), _CELL)
         if status:
             check(status, self)
             MPI.Comm.Alltoall(self, cell, cells)
-        heads = self._heads(call, outgoing, root, cells)
+        arrived = _complete(cells, call, root)
+        looked = self._look(cells, call, outgoing, root) if arrived is None else None
         if not 0 <= root < size:
             fail(MPI.Exception(MPI.ERR_ROOT), self)
-        return self._receive(ctx, heads, cells, sends, self._swap)
+        return self._receive(ctx, *looked, sends, self._swap) if looked else arrived  # type: ignore[return-value]
 
-    def _heads(self, call: str, mine: Any, root: int, cells: Any, first: int = 0) -> list[_Head]:
-        """What the cells of the ranks from `first` on announce. Raises if they do not fit together or if a rank failed."""
-        heads = [_Head._make(_HEAD.unpack_from(cells, at)) for at in range(0, len(cells), _CELL)]
-        expected = (_CODE[call], root)
-        if any((head.call, head.root) != expected for head in heads):
+    def _look(
+        self, cells: Any, call: str, mine: Any, root: int, size: int = _CELL, first: int = 0
+    ) -> tuple[list[_Head], list[memoryview | None]]:
+        """What the cells of the ranks from `first` on announce, and the streams that they hold (None: it did not fit).
+
+        Raises if they do not fit together or if a rank failed.
+        """
+        heads = [_Head._make(_HEAD.unpack_from(cells, at)) for at in range(0, len(cells), size)]
+        if any((head.call, head.root) != (_CODE[call], root) for head in heads):
             calls = "; ".join(f"rank {i}: {_CALLS[h.call]}(root {h.root})" for i, h in enumerate(heads, first))
             text = f"the ranks' arguments do not fit together (seen by rank {self.Get_rank()}): {calls}"
             fail(Error(MPI.ERR_TRUNCATE, text), self)
+        view = memoryview(cells)
+        streams: list[memoryview | None] = []
         for i, head in enumerate(heads):
-            if head.length == _FAILED:
+            held = view[i * size + _HEAD.size : (i + 1) * size]
+            streams.append(held[: head.length] if head.length <= len(held) else None)
+            if head.state == _FAILED:
                 if type(mine) is _Failure:
                     raise mine.error
-                text = bytes(cells[i * _CELL + _HEAD.size : (i + 1) * _CELL]).rstrip(b"\0").decode("utf-8", "replace")
+                text = bytes(held[: head.length]).decode("utf-8", "replace")
                 fail(Error(MPI.ERR_OTHER, f"{call}: rank {first + i} failed: {text}"), self)
-        return heads
+        return heads, streams
 
     def _receive(
-        self, ctx: Any, heads: list[_Head], cells: Any, outgoing: Sequence[_Message], move: Callable[..., None]
+        self,
+        ctx: Any,
+        heads: list[_Head],
+        streams: list[memoryview | None],
+        outgoing: Sequence[_Message],
+        move: Callable[..., None],
+        size: int = _CELL,
     ) -> list[_Message]:
-        """The messages that the cells announce, one from each rank. move: how the rest gets here."""
-        cells = memoryview(cells)
-        spill = max(head.spill for head in heads)
-        streams: list[Any] = [
-            cells[i * _CELL + _HEAD.size : i * _CELL + _HEAD.size + head.length] if head.length <= _INLINE else None
-            for i, head in enumerate(heads)
-        ]
-        if spill:
-            rooms = self._rooms(
-                ctx, [[head.length] if head.length > _INLINE else [] for head in heads], spill == _LARGE
-            )
-            move(
-                ctx,
-                [message.stream if len(message.stream) > _INLINE else None for message in outgoing],
-                [room[0] if room else None for room in rooms],
-            )
+        """The messages that the cells announce, one from each rank. move: how what is not in the cells gets here."""
+        state = max(head.state for head in heads)
+        if state != _FITS:
+            lengths = [(head.length,) if stream is None else () for head, stream in zip(heads, streams, strict=True)]
+            rooms = self._rooms(ctx, lengths, state)
+            late = [message.stream if len(message.stream) > size - _HEAD.size else None for message in outgoing]
+            move(ctx, late, [room[0] if room else None for room in rooms])
             streams = [room[0] if room else stream for room, stream in zip(rooms, streams, strict=True)]
         rounds = max(head.rounds for head in heads)
         if not rounds:
             return [_Message(stream, ()) for stream in streams]
         sizes = [
-            struct.unpack_from(f"={head.buffers}q", stream) if head.buffers else ()
-            for head, stream in zip(heads, streams, strict=True)
+            struct.unpack_from(f"={head.buffers}q", stream or b"") for head, stream in zip(heads, streams, strict=True)
         ]
-        rooms = self._rooms(ctx, sizes, True)
+        rooms = self._rooms(ctx, sizes, _LARGE)
         for i in range(rounds):
-            move(
-                ctx,
-                [message.buffers[i] if i < len(message.buffers) else None for message in outgoing],
-                [room[i] if i < len(room) else None for room in rooms],
-            )
+            sends = [message.buffers[i] if i < len(message.buffers) else None for message in outgoing]
+            move(ctx, sends, [room[i] if i < len(room) else None for room in rooms])
         return [_Message(stream, room) for stream, room in zip(streams, rooms, strict=True)]
 
-    def _rooms(self, ctx: Any, sizes: Sequence[Sequence[int]], large: bool) -> list[list[memoryview]]:
-        """Memory of these sizes. large: all ranks first make sure that everybody has it."""
-        if not large:
+    def _rooms(self, ctx: Any, sizes: Sequence[Sequence[int]], state: int) -> list[list[memoryview]]:
+        """Memory of these sizes. _LARGE: all ranks first make sure that everybody has it."""
+        if state != _LARGE:
             return [[memoryview(bytearray(size)) for size in row] for row in sizes]
         rooms = _try(lambda: [[_room(size) for size in row] for row in sizes])
         failed = bytearray(self.Get_size())
