@@ -43,8 +43,6 @@ else:
 # About all messages that this rank sends in this step: call, state, root, the most buffers of one. About this one: number of
 # buffers, bytes of the stream (the sizes of the buffers, then the pickle), which follows if it fits, or bytes of a text.
 _HEAD = struct.Struct("=BBxxiIIq")
-_LENGTH = struct.Struct("=q")
-_SIGNATURE = struct.Struct("=BBxxiI")  # the first part alone
 _CELL = 1024
 _BCAST_CELL = 4096  # only one is filled, so it may be larger
 
@@ -69,16 +67,15 @@ class _Head(NamedTuple):
     length: int
 
 
-class _Message(NamedTuple):
-    stream: Any  # bytes-like
-    buffers: Sequence[Any]  # contiguous, one-dimensional
+# Stream and buffers, these contiguous and one-dimensional. A plain tuple: a named one costs as much as pickling a number.
+_Message = tuple[Any, "Sequence[Any]"]
 
 
 class _Failure(NamedTuple):
     error: BaseException
 
 
-_NOTHING = _Message(b"", ())
+_NOTHING: _Message = (b"", ())
 
 
 def _has_known_fields() -> bool:
@@ -106,7 +103,7 @@ def _dump(obj: Any) -> _Message:
         data = _PICKLE.dumps(obj)
         if not isinstance(data, bytes):
             raise TypeError(f"expected bytes, {type(data).__name__} found")
-        return _Message(data, ())
+        return (data, ())
     buffers: list[memoryview] = []
 
     def keep_in_stream(buffer: pickle.PickleBuffer) -> bool:
@@ -120,7 +117,7 @@ def _dump(obj: Any) -> _Message:
     data = pickle.dumps(obj, _PICKLE.PROTOCOL, buffer_callback=keep_in_stream)
     if buffers:
         data = struct.pack(f"={len(buffers)}q", *(buffer.nbytes for buffer in buffers)) + data
-    return _Message(data, buffers)
+    return (data, buffers)
 
 
 def _load(message: _Message) -> Any:
@@ -140,10 +137,10 @@ def _load(message: _Message) -> Any:
 
 def _copy(message: _Message) -> Any:
     """The object of a message that this rank made, as if it had arrived."""
-    rooms = [_room(buffer.nbytes) for buffer in message.buffers]
-    for room, buffer in zip(rooms, message.buffers, strict=True):
+    rooms = [_room(buffer.nbytes) for buffer in message[1]]
+    for room, buffer in zip(rooms, message[1], strict=True):
         room[:] = buffer
-    return _load(_Message(message.stream, rooms))
+    return _load((message[0], rooms))
 
 
 def _room(num_bytes: int) -> memoryview:
@@ -223,14 +220,15 @@ def _failure_cell(failure: _Failure, call: str, root: int, size: int = _CELL) ->
 
 def _complete(cells: Any, call: str, root: int, size: int = _CELL) -> list[_Message] | None:
     """The messages, if there are no failures, no differences and nothing to come: the usual case. None: look closer."""
-    usual = _SIGNATURE.pack(_CODE[call], _FITS, root, 0)
+    code = _CODE[call]
     view = memoryview(cells)
-    messages = []
+    messages: list[_Message] = []
     for at in range(0, len(cells), size):
-        if cells[at : at + _SIGNATURE.size] != usual:
+        said, state, where, rounds, _, length = _HEAD.unpack_from(cells, at)
+        if state != _FITS or rounds or said != code or where != root:
             return None
-        start = at + _HEAD.size
-        messages.append(_Message(view[start : start + _LENGTH.unpack_from(cells, start - _LENGTH.size)[0]], ()))
+        at += _HEAD.size
+        messages.append((view[at : at + length], ()))
     return messages
 
 
@@ -490,22 +488,27 @@ class Objects(_Base):
         """The messages that the cells announce, one from each rank. move: how what is not in the cells gets here."""
         state = max(head.state for head in heads)
         if state != _FITS:
+            rank = self.Get_rank()
+            late = [message[0] if len(message[0]) > size - _HEAD.size else None for message in outgoing]
+            if streams[rank] is None:  # a stream is only read, so this rank's own need not be copied
+                streams[rank] = late[-1]  # of _spread
+                if len(late) > 1:
+                    streams[rank], late[rank] = late[rank], None
             lengths = [(head.length,) if stream is None else () for head, stream in zip(heads, streams, strict=True)]
             rooms = self._rooms(ctx, lengths, state)
-            late = [message.stream if len(message.stream) > size - _HEAD.size else None for message in outgoing]
             move(ctx, late, [room[0] if room else None for room in rooms])
             streams = [room[0] if room else stream for room, stream in zip(rooms, streams, strict=True)]
         rounds = max(head.rounds for head in heads)
         if not rounds:
-            return [_Message(stream, ()) for stream in streams]
+            return [(stream, ()) for stream in streams]
         sizes = [
             struct.unpack_from(f"={head.buffers}q", stream or b"") for head, stream in zip(heads, streams, strict=True)
         ]
         rooms = self._rooms(ctx, sizes, _LARGE)
         for i in range(rounds):
-            sends = [message.buffers[i] if i < len(message.buffers) else None for message in outgoing]
+            sends = [message[1][i] if i < len(message[1]) else None for message in outgoing]
             move(ctx, sends, [room[i] if i < len(room) else None for room in rooms])
-        return [_Message(stream, room) for stream, room in zip(streams, rooms, strict=True)]
+        return [(stream, room) for stream, room in zip(streams, rooms, strict=True)]
 
     def _rooms(self, ctx: Any, sizes: Sequence[Sequence[int]], state: int) -> list[list[memoryview]]:
         """Memory of these sizes. _LARGE: all ranks first make sure that everybody has it."""
@@ -524,22 +527,30 @@ class Objects(_Base):
         return rooms  # type: ignore[no-any-return]
 
     def _spread(self, ctx: Any, sends: Sequence[Any], rooms: Sequence[memoryview | None]) -> None:
-        """sends[0] to all ranks. rooms: one for each rank that sends, of just its size; in this rank's own is a copy at the end."""
-        [send], own = sends, rooms[self.Get_rank()]
-        in_place = own is not None and not memory.is_registered(send)
-        if in_place:
-            own[:] = send  # type: ignore[index]
-        base, counts, displs = _pieces(rooms)
-        source = ffi.NULL if in_place else _NOWHERE if own is None else ffi.from_buffer(send)
-        status = lib.smpi_allgatherv(ctx, source, 0 if own is None else len(own), base, counts, displs)
+        """sends[0] to all ranks. rooms: one for each rank that sends, of just its size; this rank's own may be missing.
+
+        A copy in this rank's own room is needed anyway, so what is not registered is copied there first and read from there.
+        """
+        [send], rank = sends, self.Get_rank()
+        own = rooms[rank]
+        blocks = list(rooms)
+        in_place = own is None or not memory.is_registered(send)
+        if own is None:
+            blocks[rank] = send
+        elif in_place:
+            own[:] = send
+        num_bytes = 0 if send is None else len(send)
+        source = ffi.NULL if in_place else ffi.from_buffer(send)
+        status = lib.smpi_allgatherv(ctx, source, num_bytes, *_pieces(blocks))
         if not status:
             return
         check(status, self)
         if own is not None:
             own[:] = send
-        for rank, room in enumerate(rooms):
-            for at in range(0, len(room or ()), _CHUNK):
-                MPI.Comm.Bcast(self, [room[at : at + _CHUNK], MPI.BYTE], rank)  # type: ignore[index]
+        for source, block in enumerate(blocks):
+            view = memoryview(block or b"")
+            for at in range(0, len(view), _CHUNK):
+                MPI.Comm.Bcast(self, [view[at : at + _CHUNK], MPI.BYTE], source)
 
     def _swap(self, ctx: Any, sends: Sequence[Any], rooms: Sequence[memoryview | None]) -> None:
         """sends[d] to rank d, the one from rank s to rooms[s]. None: nothing."""
