@@ -1,6 +1,6 @@
 """Communicators: mpi4py's classes with the collectives of `Collectives` in front of mpi4py's own.
 
-    Comm(Collectives, Nonblocking, Objects, MPI.Intracomm)      Cartcomm  Graphcomm  Distgraphcomm      Intercomm (only to hand on its class)
+    Comm(Collectives, Nonblocking, Objects, MPI.Intracomm)    Cartcomm  Graphcomm  Distgraphcomm    Intercomm (hands on its class)
 
 An object here holds the same MPI handle as a plain mpi4py object, nothing else: mpi4py never frees a handle at garbage collection,
 so several objects may share one, and whatever must live as long as the communicator hangs on an MPI attribute of the handle.
