@@ -36,7 +36,9 @@ def heap(request):
     yield
     gc.collect()
     after = heap_stats()
-    assert (after["live"], after["blocks"]) == (before["live"], before["blocks"])
+    # Fewer: what an earlier test's communicator still held comes back when the last peer has closed it too.
+    assert after["live"] <= before["live"]
+    assert after["blocks"] <= before["blocks"]
 
 
 @pytest.fixture
@@ -82,7 +84,10 @@ def test_makers_by_dtype_and_order(dtype, order):
             assert is_registered(made)
             if make is not memory.empty:
                 wanted = (np.zeros if make is memory.zeros else np.ones)(shape, made.dtype, order)
-                assert made.tobytes() == wanted.tobytes()
+                if made.dtype.char in "gG":  # an extended float has padding, which NumPy leaves as it is
+                    assert np.array_equal(made, wanted)
+                else:
+                    assert made.tobytes() == wanted.tobytes()
 
 
 def test_named_16_bit_floats(monkeypatch):
