@@ -20,9 +20,11 @@ of other types stay in the stream, because their reducers may count on getting b
 
 from __future__ import annotations
 
+import functools
 import gc
 import pickle
 import struct
+import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mpi4py
@@ -245,6 +247,40 @@ def _pieces(blocks: Sequence[Any]) -> tuple[Any, Any, Any]:
     return ffi.cast("char *", base), ffi.new("int64_t[]", counts), ffi.new("int64_t[]", displs)
 
 
+class _Held(threading.local):
+    """The locks that this thread holds: pickling and ops are the user's code, which may communicate itself."""
+
+    def __init__(self) -> None:
+        self.locks: set[Any] = set()
+
+
+_held = _Held()
+
+
+def _one_at_a_time(method: Any) -> Any:
+    """Threads may call the same operator on one communicator; mpi4py lets them in one after the other, by locks that it keeps with
+    the communicator. These are the same locks. Where there is no native path mpi4py's own method takes them.
+    """
+    name = method.__name__
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self._native():
+            return method(self, *args, **kwargs)
+        table = MPI._comm_lock_table(self)
+        lock = table.get(name) or table.setdefault(name, threading.Lock())
+        if lock in _held.locks:
+            return method(self, *args, **kwargs)
+        with lock:
+            _held.locks.add(lock)
+            try:
+                return method(self, *args, **kwargs)
+            finally:
+                _held.locks.discard(lock)
+
+    return call
+
+
 class Objects(_Base):
     """Overrides mpi4py's collectives of objects; where the runtime has no communicator they are mpi4py's.
 
@@ -264,6 +300,7 @@ class Objects(_Base):
 
     # The operators.
 
+    @_one_at_a_time
     def bcast(self, obj: Any, root: int = 0) -> Any:
         """A copy of the root's `obj` (MPI 5.1, section 6.4)."""
         ctx = self._native()
@@ -273,6 +310,7 @@ class Objects(_Base):
         mine = _try(_dump, obj) if root == self.Get_rank() else _NOTHING
         return _load(self._broadcast(ctx, "bcast", mine, root))
 
+    @_one_at_a_time
     def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
         """At the root the list of copies of everybody's `sendobj`, elsewhere None (MPI 5.1, section 6.5)."""
         ctx = self._native()
@@ -283,6 +321,7 @@ class Objects(_Base):
         arrived = self._exchange(ctx, "gather", mine if type(mine) is _Failure else {root: mine}, root)
         return [_load(message) for message in arrived] if root == self.Get_rank() else None
 
+    @_one_at_a_time
     def scatter(self, sendobj: Sequence[Any] | None, root: int = 0) -> Any:
         """A copy of this rank's item of the root's `sendobj` (MPI 5.1, section 6.6)."""
         ctx = self._native()
@@ -295,6 +334,7 @@ class Objects(_Base):
         arrived = self._exchange(ctx, "scatter", mine, root)
         return _load(arrived[root])
 
+    @_one_at_a_time
     def allgather(self, sendobj: Any) -> list[Any]:
         """The list of copies of everybody's `sendobj` (MPI 5.1, section 6.7)."""
         ctx = self._native()
@@ -312,6 +352,7 @@ class Objects(_Base):
             arrived = self._receive(ctx, *self._look(cells, "allgather", mine, 0), [mine], self._spread)
         return [_load(message) for message in arrived]
 
+    @_one_at_a_time
     def alltoall(self, sendobj: Sequence[Any] | None) -> list[Any]:
         """The list of copies of everybody's item for this rank (MPI 5.1, section 6.8)."""
         ctx = self._native()
@@ -320,6 +361,7 @@ class Objects(_Base):
         mine = _try(lambda: dict(enumerate(_items(sendobj, self.Get_size()))))
         return [_load(message) for message in self._exchange(ctx, "alltoall", mine)]
 
+    @_one_at_a_time
     def reduce(self, sendobj: Any, op: MPI.Op | Callable[[Any, Any], Any] = MPI.SUM, root: int = 0) -> Any | None:
         """At the root `op` over everybody's `sendobj`, in rank order, elsewhere None (MPI 5.1, section 6.9.1)."""
         ctx = self._native()
@@ -335,6 +377,7 @@ class Objects(_Base):
         arrived = self._exchange(ctx, "reduce", mine, root)
         return _load(arrived[0]) if root == self.Get_rank() else None
 
+    @_one_at_a_time
     def allreduce(self, sendobj: Any, op: MPI.Op | Callable[[Any, Any], Any] = MPI.SUM) -> Any:
         """A copy of `op` over everybody's `sendobj`, in rank order (MPI 5.1, section 6.9.6)."""
         ctx = self._native()
@@ -347,6 +390,7 @@ class Objects(_Base):
             mine = _try(_dump, result)
         return _load(self._broadcast(ctx, "allreduce", mine, 0))
 
+    @_one_at_a_time
     def scan(self, sendobj: Any, op: MPI.Op | Callable[[Any, Any], Any] = MPI.SUM) -> Any:
         """`op` over the `sendobj` of the ranks up to this one (MPI 5.1, section 6.11.1)."""
         ctx = self._native()
@@ -354,6 +398,7 @@ class Objects(_Base):
             return super().scan(sendobj, op)
         return self._scan(ctx, "scan", sendobj, op, inclusive=True)
 
+    @_one_at_a_time
     def exscan(self, sendobj: Any, op: MPI.Op | Callable[[Any, Any], Any] = MPI.SUM) -> Any:
         """`op` over the `sendobj` of the ranks before this one; None on rank 0 (MPI 5.1, section 6.11.2)."""
         ctx = self._native()
