@@ -1,8 +1,8 @@
 """`python -m stratampi` runs programs as `python -m mpi4py` does, with our communicators in them. A test is a job of its own."""
 
 import os
-import subprocess
 import signal
+import subprocess
 import sys
 
 import pytest
