@@ -224,7 +224,7 @@ def _window_maker(original: Any) -> Any:
 
 for _name, _wrap in requests.CALLS.items():
     _teach(MPI.Request, (_name,), _wrap)
-_teach(MPI.Prequest, ("Startall",), requests.STARTALL)
+_teach(MPI.Prequest, ("Startall",), requests.startall)
 _teach(MPI.Win, ("Create", "Allocate", "Allocate_shared", "Create_dynamic"), _window_maker)
 
 

@@ -342,79 +342,70 @@ def _settle(ours: Sequence[Request]) -> None:
         _raise(run)
 
 
-def _all(original: Any) -> Any:
+def _finish_ours(ours: Sequence[Request], _requests: Sequence[MPI.Request]) -> None:
     """Waitall, waitall: every one of ours is finished, MPI waits for the rest."""
+    for request in ours:
+        request._look(finish=True)
+
+
+def _move_once(_ours: Sequence[Request], _requests: Sequence[MPI.Request]) -> None:
+    """Test… and Get_status…"""
+    move_all()
+
+
+def _move_until_one(ours: Sequence[Request], requests: Sequence[MPI.Request]) -> None:
+    """Waitany, Waitsome, waitany, waitsome: moves until one of ours has ended or MPI has one complete."""
+    others = [request for request in requests if request and request not in ours]
+    nap = NAP_MIN
+    while all(request._run is None or request._run.status == lib.SMPI_AGAIN for request in ours):
+        move_all()
+        if any(MPI.Request.Get_status(request) for request in others):
+            break
+        time.sleep(0 if nap == NAP_MIN else nap)
+        nap = min(2 * nap, NAP_MAX)
+
+
+def _many(prepare: Callable[[Sequence[Request], Sequence[MPI.Request]], None]) -> Callable[[Any], Any]:
+    """A call on many requests: `prepare` for those of ours among them, then MPI's own call on all."""
+
+    def wrap(original: Any) -> Any:
+        @functools.wraps(original)
+        def call(cls: type, requests: Sequence[MPI.Request], *args: Any, **kwargs: Any) -> Any:
+            ours = _ours(requests)
+            if ours:
+                prepare(ours, requests)
+            result = original.__get__(None, cls)(requests, *args, **kwargs)
+            if ours:
+                _settle(ours)
+            return result
+
+        return classmethod(call)
+
+    return wrap
+
+
+def startall(original: Any) -> Any:
+    """Wraps MPI.Prequest.Startall: where one of ours is among them, each is started by its own method."""
 
     @functools.wraps(original)
-    def waitall(cls: type, requests: Sequence[MPI.Request], *args: Any, **kwargs: Any) -> Any:
-        ours = _ours(requests)
-        for request in ours:
-            request._look(finish=True)
-        result = original.__get__(None, cls)(requests, *args, **kwargs)
-        if ours:
-            _settle(ours)
-        return result
-
-    return classmethod(waitall)
-
-
-def _tests(original: Any) -> Any:
-    """Test… and Get_status…: one move first."""
-
-    @functools.wraps(original)
-    def tests(cls: type, requests: Sequence[MPI.Request], *args: Any, **kwargs: Any) -> Any:
-        ours = _ours(requests)
-        if ours:
-            move_all()
-        result = original.__get__(None, cls)(requests, *args, **kwargs)
-        if ours:
-            _settle(ours)
-        return result
-
-    return classmethod(tests)
-
-
-def _some(original: Any) -> Any:
-    """Waitany, Waitsome, waitany, waitsome: moves until one of ours has ended or MPI has one complete, then MPI's own call."""
-
-    @functools.wraps(original)
-    def waitsome(cls: type, requests: Sequence[MPI.Request], *args: Any, **kwargs: Any) -> Any:
-        ours = _ours(requests)
-        others = [request for request in requests if request and request not in ours]
-        nap = NAP_MIN
-        while ours and all(request._run is None or request._run.status == lib.SMPI_AGAIN for request in ours):
-            move_all()
-            if any(MPI.Request.Get_status(request) for request in others):
-                break
-            time.sleep(0 if nap == NAP_MIN else nap)
-            nap = min(2 * nap, NAP_MAX)
-        result = original.__get__(None, cls)(requests, *args, **kwargs)
-        if ours:
-            _settle(ours)
-        return result
-
-    return classmethod(waitsome)
-
-
-def _startall(original: Any) -> Any:
-    @functools.wraps(original)
-    def startall(cls: type, requests: Sequence[MPI.Prequest]) -> None:
+    def call(cls: type, requests: Sequence[MPI.Prequest]) -> None:
         if any(isinstance(request, PersistentRequest) for request in requests):
             for request in requests:
                 request.Start()
         else:
             original.__get__(None, cls)(requests)
 
-    return classmethod(startall)
+    return classmethod(call)
 
 
 CALLS: dict[str, Callable[[Any], Any]] = {
-    "Waitall": _all, "waitall": _all,
-    "Testall": _tests, "testall": _tests, "Testany": _tests, "testany": _tests, "Testsome": _tests, "testsome": _tests,
-    "Get_status_all": _tests, "get_status_all": _tests, "Get_status_any": _tests, "get_status_any": _tests,
-    "Get_status_some": _tests, "get_status_some": _tests,
-    "Waitany": _some, "waitany": _some, "Waitsome": _some, "waitsome": _some,
-}  # fmt: skip
+    name: _many(prepare)
+    for prepare, names in (
+        (_finish_ours, "Waitall waitall"),
+        (_move_until_one, "Waitany waitany Waitsome waitsome"),
+        (_move_once, "Testall testall Testany testany Testsome testsome Get_status_all get_status_all"),
+        (_move_once, "Get_status_any get_status_any Get_status_some get_status_some"),
+    )
+    for name in names.split()
+}
 """Class methods of MPI.Request -> how they are wrapped (`comm.py` puts the wrapped ones in their place)."""
-
-STARTALL = _startall
